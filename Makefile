@@ -22,7 +22,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 
 # The libraries whose networks sc.convert takes: the notebooks about them run when the site is built.
 CONVERTED := spikingjelly==2.0.0 loguru snntorch==1.0.0
-PEERS := $(CONVERTED) brevitas==0.13.4 dependencies==2.0.1 unfoldNd==0.2.3 nirtorch==2.6 sinabs==3.1.3 pbr rockpool==3.1.0 norse==1.1.0
+PEERS := $(CONVERTED) brevitas==0.13.4 dependencies==2.0.1 unfoldNd==0.2.3 nirtorch==2.6 DCLS==0.1.1 sinabs==3.1.3 pbr rockpool==3.1.0 norse==1.1.0
 # The trainers of docs/trainers.md, and what they import.
 PEERS += lightning==2.6.6 lightning-utilities torchmetrics accelerate==1.15.0 psutil pyyaml transformers==5.24.0 regex \
     tokenizers==0.23.3 huggingface_hub==2.4.0 httpx2 httpcore2 h11 anyio truststore

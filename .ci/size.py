@@ -19,8 +19,10 @@ and ``testing``. The figures are these:
 - questions about the mode: calls in the library of a function that says who is calling: the compiler, the exporter, a
   transform, a captured graph. These are the functions of :data:`QUESTIONS`;
 - private imports: names that a file of the library imports out of another package of spikecore, where a module below
-  that package, or the name, begins with ``_``. The package itself may: ``from spikecore._base import locks`` is not
-  counted, ``from spikecore._base._locks import Lock`` is.
+  that package, or the name, begins with ``_``, but for names such as ``__version__``. The package itself may:
+  ``from spikecore._base import locks`` is not counted, ``from spikecore._base._locks import Lock`` is;
+- private imports of tests: names that tests import out of this project where a part of the whole name begins with
+  ``_``. ``budgets.toml`` has the largest number of these, too.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from __future__ import annotations
 import argparse
 import ast
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -38,6 +41,8 @@ if sys.version_info >= (3, 11):
 else:
     from pip._vendor import tomli as tomllib  # every environment of the Makefile has pip
 
+#: The figure that has a budget.
+OF_TESTS = "private imports of tests"
 ROOT = Path(__file__).resolve().parents[1]
 BUDGETS = Path(__file__).with_name("budgets.toml")
 #: Parts of spikecore/ that are programs and suites, and no part of the library.
@@ -47,6 +52,8 @@ STACK = frozenset(
     "_getframe _current_frames currentframe getouterframes getinnerframes extract_stack extract_tb walk_stack walk_tb "
     "setprofile settrace f_back f_code f_globals f_lasti f_lineno f_locals gi_frame tb_frame tb_lineno tb_next".split()
 )
+#: First words of the project's packages, apart from tests.
+OURS = re.compile(r"(spikecore|poptorch_emulator)(_\w+)?")
 #: Functions of ``inspect`` whose names are common words elsewhere.
 INSPECT = frozenset(("stack", "trace"))
 #: Functions that say who is calling: spikecore's and torch's.
@@ -129,6 +136,15 @@ def budgets(path: Path = BUDGETS) -> Dict[str, Row]:
     }
 
 
+def check_tests(root: Path, path: Path = BUDGETS) -> List[str]:
+    """A sentence for each private import, if tests have more of them than their budget lets them have."""
+    most = tomllib.loads(path.read_text(encoding="utf-8"))["figure"][OF_TESTS]
+    private = private_imports_of_tests(packages(root)["tests"])
+    return (
+        [f"{name}: import a public name; {OF_TESTS} may be {most}" for name in private] if len(private) > most else []
+    )
+
+
 def check(root: Path, rows: Dict[str, Row]) -> Tuple[List[str], List[str]]:
     """The table of packages beside their budgets, and a sentence for each package that is above, or has no row."""
     there = {name: size(files) for name, files in packages(root).items()}
@@ -193,7 +209,25 @@ def private_imports(path: Path, node: ast.AST) -> int:
     if module[:1] != ("spikecore",):
         return 0
     full = [(*module, alias.name) for alias in node.names]
-    return sum(name[1] != own and any(part.startswith("_") for part in name[2:]) for name in full)
+    return sum(name[1] != own and any(map(is_private, name[2:])) for name in full)
+
+
+def is_private(part: str) -> bool:
+    """True for ``_name``, and not for ``__name__``."""
+    return part.startswith("_") and not part.endswith("__")
+
+
+def private_imports_of_tests(files: List[Path]) -> List[str]:
+    """Each private name that these files import out of the project: ``file: name``."""
+    names = []
+    for path in files:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, (ast.Import, ast.ImportFrom)):
+                module = [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
+                names += [(path, ".".join([*module, alias.name]).split(".")) for alias in node.names]
+    return [
+        f"{path}: {'.'.join(name)}" for path, name in names if OURS.fullmatch(name[0]) and any(map(is_private, name))
+    ]
 
 
 def imported(root: Path) -> Tuple[int, int]:
@@ -227,6 +261,7 @@ def figures(root: Path) -> Dict[str, int]:
     table["uses of the Python stack"] = sum(uses_stack(node) for _, node in asts)
     table["questions about the mode"] = sum(asks(node) for _, node in asts)
     table["private imports across packages"] = sum(private_imports(path, node) for path, node in asts)
+    table[OF_TESTS] = len(private_imports_of_tests(there["tests"]))
     return table
 
 
@@ -255,6 +290,7 @@ def main() -> int:
     roots = [root.resolve() for root in options.root or [ROOT]]
     if options.check:
         lines, faults = check(roots[0], budgets())
+        faults += check_tests(roots[0])
         print("\n".join([*lines, *faults]))
         return int(bool(faults))
     tables = {str(root): figures(root) for root in roots}

@@ -29,11 +29,14 @@ extensions = [
     "sphinx.ext.viewcode",
     "sphinx_copybutton",
     "docstrings",
+    "api_links",
     "gallery",
+    "menu",
     "notebooks",
     "operation_table",
     "outside",
     "reference",
+    "search_words",
 ]
 source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
 exclude_patterns = ["_build", "_ext", "_static", "results"]
@@ -52,6 +55,7 @@ html_title = f"spikecore {release}"
 html_static_path = ["_static"]
 html_css_files = ["site.css", "notebooks.css"]
 html_js_files = ["site.js"]
+html_search_scorer = str(DOCS / "_ext" / "scorer.js")
 html_copy_source = False
 html_show_sourcelink = False
 html_theme_options = {"navigation_with_keys": True}

@@ -31,10 +31,6 @@ if TYPE_CHECKING:  # the same names once more, for type checkers and editors
     from spikecore import surrogate as surrogate
     from spikecore import testing as testing
     from spikecore import training as training
-    from spikecore._plugins.selection import backends as backends
-    from spikecore._plugins.selection import use_backend as use_backend
-    from spikecore._transforms import fuse as fuse
-    from spikecore._transforms import unfuse as unfuse
     from spikecore.core.neuron import Neuron as Neuron
     from spikecore.functional import carry_state as carry_state
     from spikecore.functional import detach as detach
@@ -46,10 +42,16 @@ if TYPE_CHECKING:  # the same names once more, for type checkers and editors
     from spikecore.inspect import energy as energy
     from spikecore.inspect import explain as explain
     from spikecore.inspect import monitor as monitor
+    from spikecore.inspect.recorded import record as record
     from spikecore.lang import ops as ops
-    from spikecore.layers._delay import Delay as Delay
+    from spikecore.lang import vector as vector
+    from spikecore.layers import Delay as Delay
+    from spikecore.layers import fuse as fuse
+    from spikecore.layers import unfuse as unfuse
     from spikecore.neurons import *
     from spikecore.parallel import checkpoint as checkpoint
+    from spikecore.plugins.selection import backends as backends
+    from spikecore.plugins.selection import use_backend as use_backend
     from spikecore.surrogate import Surrogate as Surrogate
     from spikecore.training import CudaOptions as CudaOptions
     from spikecore.training import DataLoader as DataLoader
@@ -72,12 +74,12 @@ if TYPE_CHECKING:  # the same names once more, for type checkers and editors
 #: Module -> names of ``sc`` that it has, beside the models of ``spikecore.neurons``.
 _NAMES: Mapping[str, str] = {
     "spikecore_convert": "ann2snn convert load_weights",
-    "spikecore._plugins.selection": "backends use_backend",
-    "spikecore._transforms": "fuse unfuse",
+    "spikecore.plugins.selection": "backends use_backend",
     "spikecore.functional": "carry_state detach get_state reset set_backend set_state set_step",
     "spikecore.inspect": "energy explain monitor",
-    "spikecore.lang": "ops",
-    "spikecore.layers._delay": "Delay",
+    "spikecore.inspect.recorded": "record",
+    "spikecore.lang": "ops vector",
+    "spikecore.layers": "Delay fuse unfuse",
     "spikecore.core.neuron": "Neuron",
     "spikecore.parallel": "checkpoint",
     "spikecore.surrogate": "Surrogate",
@@ -89,11 +91,14 @@ _NAMES: Mapping[str, str] = {
 }
 _MODULES: Dict[str, str] = {name: module for module, names in _NAMES.items() for name in names.split()}
 #: Modules that stand in ``dir(sc)``.
-_LISTED = "backend encode layers losses metrics models nir plot quant surrogate".split()
+_LISTED = [
+    *"backend encode functional inspect layers losses metrics models nir parallel".split(),
+    *"plot quant stochastic surrogate testing".split(),
+]
 #: Attribute -> the extension that it is: a package of its own in the same distribution, on public names of spikecore.
 _EXTENSIONS = {"models": "spikecore_models", "nir": "spikecore_nir", "quant": "spikecore_chips.quant"}
 #: Public modules, which are attributes without an import of their own.
-_INNER = "core dtypes functional inspect interpreter kernels lang neurons parallel stochastic testing training"
+_INNER = "core dtypes interpreter kernels lang neurons training"
 _PUBLIC = frozenset([*_LISTED, *_INNER.split()])
 
 #: Module -> names of it that ``dir(sc)`` does not list: programs and plugins have them from ``sc``.
@@ -164,4 +169,4 @@ if not TYPE_CHECKING:  # a checker would take every name for one of these
 
 
 def __dir__() -> List[str]:
-    return sorted([*(name for name in globals() if name.startswith("__")), *_MODULES, *_models(), *_LISTED])
+    return sorted([*(name for name in list(globals()) if name.startswith("__")), *_MODULES, *_models(), *_LISTED])

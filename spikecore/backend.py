@@ -47,9 +47,39 @@ from spikecore.dtypes import compute_dtype as compute_dtype
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from spikecore.lang._program import Program
-    from spikecore.testing._expected import Excuse
+    from spikecore.lang import Program
+    from spikecore.testing import Excuse
     from spikecore.training import InferenceStep, TrainingStep
+
+__all__ = [
+    "ANY_DEVICE",
+    "BACKEND_API",
+    "COMPILES",
+    "FEEDBACK_BIAS",
+    "FEEDBACK_WEIGHT",
+    "MAX_STATIC_STEPS",
+    "Backend",
+    "BackendError",
+    "BackendInfo",
+    "BackendLoadError",
+    "BackendStatus",
+    "BackendUnavailable",
+    "Bits",
+    "Capabilities",
+    "Feedback",
+    "Lock",
+    "ParamValue",
+    "Runner",
+    "Spec",
+    "Tensors",
+    "UnknownBackend",
+    "Unsupported",
+    "Whole",
+    "by_call",
+    "compute_dtype",
+    "hookimpl",
+]
+__dir__ = __all__.copy
 
 #: Marks a plugin's function ``spikecore_backends``.
 hookimpl = pluggy.HookimplMarker("spikecore")
@@ -75,6 +105,13 @@ class Feedback:
     output: int = 0
     #: True if an output of neuron ``j`` comes back ``delay[j]`` steps later: ``y[t - 1 - delay[j]]`` for ``y[t - 1]``.
     delays: bool = False
+    #: Numbers of further inputs: of the weight ``[k H, H]`` and the bias ``[k H]``, each input has the next H rows.
+    further: Tuple[int, ...] = ()
+
+    @property
+    def inputs(self) -> Tuple[int, ...]:
+        """Numbers of all inputs that ``r`` is added to."""
+        return (self.into, *self.further)
 
 
 #: Names of the weight and the bias of a feedback in :attr:`Spec.learn`. No parameter of a program can have such a name.
@@ -97,6 +134,23 @@ class Spec:
     final: bool = True
     #: Feedback of the last output to the input of a step; None without.
     feedback: Optional[Feedback] = None
+    #: Further feedbacks beside it, which have no delays: what comes back to one input adds up.
+    further: Tuple[Feedback, ...] = ()
+
+    @property
+    def feedbacks(self) -> Tuple[Feedback, ...]:
+        """All feedbacks."""
+        return () if self.feedback is None else (self.feedback, *self.further)
+
+    @property
+    def backs(self) -> Tuple[int, ...]:
+        """Numbers of the outputs that come back."""
+        return tuple(sorted({feedback.output for feedback in self.feedbacks}))
+
+    @property
+    def drives(self) -> Tuple[int, ...]:
+        """Numbers of the inputs that something comes back to, in the order of the feedbacks."""
+        return tuple(dict.fromkeys([number for feedback in self.feedbacks for number in feedback.inputs]))
 
     def learnt(self, program: Program) -> Tuple[str, ...]:
         """The learnt parameters of the program itself, without weight and bias of a feedback."""
@@ -158,6 +212,9 @@ class Backend(Packing):
         ``spec.feedback.delays`` there is a last state, the outputs before the last one, ``[*N, longest]``, the newest
         last. Behind weight and bias come the delays ``[H]``, whole numbers of int64, and ``longest``, an int of 1 or
         more.
+
+        With ``spec.further`` or ``spec.feedback.further``, which a backend with ``feedback_gates`` is given, there is a
+        last output for each number in ``spec.backs``, and weight and bias of each of ``spec.feedbacks`` in turn.
 
         Raises :class:`Unsupported` for a program that cannot be lowered, naming what stands in the way.
         """
@@ -222,7 +279,7 @@ class Backend(Packing):
 
 
 def _by_name(name: str) -> Backend:
-    backend: Backend = _above("_plugins.registry").default_registry().get(name, "pickle")
+    backend: Backend = _above("plugins.registry").default_registry().get(name, "pickle")
     return backend
 
 

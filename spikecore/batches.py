@@ -80,6 +80,25 @@ def unfolded(y: Tensor, steps: int, batch: int) -> Tensor:
     return y.unsqueeze(0) if steps == 1 == batch else y.view(steps, batch, *y.shape[1:])
 
 
+#: Layouts of images with channels last, by their number of dimensions.
+CHANNELS_LAST = {2: torch.channels_last, 3: torch.channels_last_3d}
+
+
+def channels_last(inputs: Any, dims: int) -> Any:
+    """The tensors of a batch that are images of ``dims`` dimensions, laid out channels-last. Shapes and numbers stay;
+    of ``[T, B, C, H, W]`` every time step is channels-last, as layers that fold time into the batch see it.
+    """
+
+    def laid_out(x: Tensor) -> Tensor:
+        if x.layout == torch.strided and x.ndim == dims + 2:
+            return x.contiguous(memory_format=CHANNELS_LAST[dims])
+        if x.layout == torch.strided and x.ndim == dims + 3:
+            return x.movedim(2, -1).contiguous().movedim(-1, 2)
+        return x
+
+    return tree_map(laid_out, inputs)
+
+
 def beside(outputs: Any, targets: Any) -> Any:
     """The targets on the device of the outputs, which may be another one than that of the inputs (several devices)."""
     places = {tensor.device for tensor in flattened(outputs)}

@@ -10,6 +10,7 @@ Rules of this module:
 - Every encoder takes ``generator``, so that one can take another's place; the deterministic ones draw nothing from it.
 - A generator travels with its encoder: a copied or unpickled encoder goes on with the same stream, independently.
 - Spikes come from comparisons and carry no gradient to ``x``; ``Constant`` is the encoder to train through.
+  ``Population`` stands in front of an encoder.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from spikecore.core import checks
 from spikecore.core.state import Stepped, with_generator, without_generator
 from spikecore.dtypes import compute_dtype
 
-__all__ = ["Constant", "Delta", "Encoder", "Latency", "Poisson"]
+__all__ = ["Constant", "Delta", "Encoder", "Latency", "Phase", "Poisson", "Population"]
+__dir__ = __all__.copy
 
 
 class Encoder(Stepped):
@@ -266,16 +268,81 @@ class Constant(Encoder):
         return x
 
 
-def _steps(steps: Any) -> int:
+class Phase(Encoder):
+    """The binary digits of the value, one at each step, the largest first (weighted phases).
+
+    ``x [*N] -> [steps, *N]``, x clamped to [0, 1]: a spike at step t where the digit of weight
+    ``2^-(1 + t mod period)`` of ``floor(2^period x) / 2^period`` is 1; 1 itself has all digits.
+
+    steps: the number of time steps.
+    period: the number of steps, 1 to 62, after which the digits repeat.
+    generator: not used; every encoder takes it, so that one can take another's place.
+
+    Source: Kim et al., "Deep neural networks with weighted spikes" (2018); SpikingJelly's ``WeightedPhaseEncoder``.
+    There and here spikes are 0 and 1: what reads them has the weights.
+    """
+
+    settings = ("steps", "period")
+
+    def __init__(self, steps: int, *, period: int = 8, generator: Optional[torch.Generator] = None) -> None:
+        super().__init__(generator=generator)
+        self.steps, self.period = _steps(steps), _steps(period, "period")
+        if period > 62:
+            raise ValueError(f"period must be at most 62, the bits of a number, got {period}")
+
+    def encode(self, x: Tensor) -> Tensor:
+        """``[*N] -> [steps, *N]``."""
+        value = x.to(compute_dtype(x.dtype)).clamp(0.0, 1.0)
+        number = (value * 2**self.period).long().clamp(max=2**self.period - 1)
+        place = self.period - 1 - torch.arange(self.steps, device=x.device) % self.period
+        return (torch.bitwise_right_shift(number, place.reshape(-1, *[1] * x.ndim)) & 1).to(x.dtype)
+
+
+class Population(nn.Module):
+    """Learnt receptive fields: each feature becomes the activities of several neurons, from 0 to 1.
+
+    ``y[..., c n + k] = exp(-((x[..., c] - center[c, k]) / width[c, k])^2 / 2)``, ``[..., C] -> [..., C n]``. Behind it
+    ``Poisson(T)`` draws spikes; ``sc.IF(threshold=0.999, reset="soft", repeat=T)`` fires at these rates, and has a
+    gradient. ``Poisson`` and ``Latency`` pass none, so fields do not learn behind them. ``requires_grad_(False)`` fixes
+    the fields.
+
+    features, neurons: C, the number of features, and n, that of neurons for each.
+    low, high: the first and the last center at first.
+    width: the standard deviation of all fields at first; None for the distance of two centers.
+
+    Source: Tang et al., PopSAN (2020); SpikingJelly's ``PopSpikeEncoderDeterministic`` and ``PopSpikeEncoderRandom``.
+    """
+
+    def __init__(
+        self, features: int, neurons: int, *, low: float = 0.0, high: float = 1.0, width: Optional[float] = None
+    ) -> None:
+        super().__init__()
+        if min(checks.whole("Population", *each) for each in (("features", features), ("neurons", neurons))) < 1:
+            raise ValueError(f"Population: features={features} and neurons={neurons} must be 1 or more")
+        if not _number("low", low) < _number("high", high):
+            raise ValueError(f"low must be below high, got low={low!r} and high={high!r}")
+        width = (high - low) / max(neurons - 1, 1) if width is None else _positive("width", width)
+        self.center = nn.Parameter(torch.linspace(low, high, neurons).repeat(features, 1))
+        self.width = nn.Parameter(torch.full((features, neurons), width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[..., C] -> [..., C n]``."""
+        if not isinstance(x, Tensor) or x.ndim == 0 or x.shape[-1] != len(self.center):
+            raise ValueError(f"x must be [..., {len(self.center)}], a number a feature, got {getattr(x, 'shape', x)}")
+        distance = (x.unsqueeze(-1) - self.center) / self.width
+        return (-0.5 * distance * distance).exp().flatten(-2)
+
+
+def _steps(steps: Any, name: str = "steps") -> int:
     if isinstance(steps, Tensor):
         raise TypeError(
             "steps must be an int, the number of time steps, got a Tensor; an encoder is made with the number of "
             "steps, and then called with the tensor: sc.encode.Constant(8)(x)"
         )
     if isinstance(steps, bool) or not isinstance(steps, int):
-        raise TypeError(f"steps must be an int, the number of time steps, got {steps!r}")
+        raise TypeError(f"{name} must be an int, the number of time steps, got {steps!r}")
     if steps < 1:
-        raise ValueError(f"steps must be at least 1, got {steps}")
+        raise ValueError(f"{name} must be at least 1, got {steps}")
     return steps
 
 

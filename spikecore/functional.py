@@ -1,4 +1,4 @@
-"""Functions that act on every neuron of a network: reset, detach, project, carry and save state, set step or backend.
+"""Functions that act on every neuron of a network: reset, detach, project, anneal, carry state, set step or backend.
 
 Each function takes any module and reaches the neurons inside it, nested ones included, and no others. A module without
 neurons is warned of: it is the wrong one, or its neurons are another library's. ``mask_of`` stands beside them: it says
@@ -10,28 +10,35 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from contextlib import contextmanager
-from itertools import combinations, takewhile
 from typing import Any, Collection, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
-from spikecore.context import compile_time, is_compiling, is_plain
+from spikecore.calibration import calibrate
+from spikecore.context import compile_time, is_plain
 from spikecore.core import checks, parameters
 from spikecore.core.dispatch import ask, request
-from spikecore.core.modules import in_turn, outside
+from spikecore.core.modules import outside
 from spikecore.core.neuron import Neuron
 from spikecore.core.state import Stateful, Stepped, carry, carry_no_more, cut_graph, keep, names_of_state
+from spikecore.encode import Population
+from spikecore.graph import layers_in_turn
 from spikecore.layers import Delay
 from spikecore.words import a_kind, shown
 
 __all__ = [
+    "after_update",
+    "anneal",
     "at_rest",
+    "calibrate",
     "carry_state",
     "detach",
+    "expand_counts",
     "get_state",
-    "into_ranges",
     "mask_of",
+    "parameter_groups",
     "project",
     "reset",
     "set_backend",
@@ -40,6 +47,7 @@ __all__ = [
     "stateful_modules",
     "to_rest",
 ]
+__dir__ = __all__.copy
 
 #: Modules with a step mode.
 Timed = Union[Stateful, Stepped]
@@ -54,6 +62,8 @@ _OF_TIME = {
     nn.RNNBase: "it is recurrent itself, and takes all steps in one call",
     nn.MultiheadAttention: "it attends over the dimension that time is in",
 }
+#: Normalisations of torch.nn whose weights may have several dimensions.
+_NORMS = tuple(getattr(nn, name) for name in ("LayerNorm", "RMSNorm") if hasattr(nn, name))
 _CONTINUES = "sc.set_step(net, 'single'), or call it within sc.carry_state(net), where multi-step calls continue"
 
 
@@ -65,57 +75,27 @@ def stateful_modules(net: nn.Module) -> List[Stateful]:
 
 
 def check_places(net: nn.Module, carries: bool = False) -> List[Stateful]:
-    """The modules that hold state. ValueError if one that carries it is at two places; ``carries``: if all will."""
+    """The modules of ``net`` that hold state. ValueError for one that carries it and that an ``nn.Sequential`` runs
+    twice; ``carries``: all will.
+    """
     modules = stateful_modules(net)
-    if not any(carries or module.continues for module in modules):
-        return modules
-    fault = _told_twice(net, carries)
-    if fault:
-        raise ValueError(fault)
+    if any(carries or module.continues for module in modules):
+        _check_chains(net, carries)
     return modules
 
 
-@compile_time  # a search of names is not traced
-def _told_twice(net: nn.Module, carries: bool) -> str:
-    """Fault of an ``nn.Sequential`` of ``net`` that runs a module with state twice; "" if none does."""
-    parts = list(net.modules())
-    if sum(part is not None for module in parts for part in module._modules.values()) < len(parts):
-        return ""  # each module is at one place, which is known sooner than the names
-    names: Dict[nn.Module, List[str]] = {}
-    modules = dict(net.named_modules(remove_duplicate=False))
-    for name, module in modules.items():
-        names.setdefault(module, []).append(name)
-    for module in stateful_modules(net):
-        for first, second in combinations(names[module], 2) if carries or module.continues else ():
-            pairs = takewhile(lambda pair: pair[0] == pair[1], zip(first.split("."), second.split(".")))
-            if in_turn(modules[".".join([name for name, _ in pairs])]):
-                return (
-                    f"{type(module).__name__} carries its state and is in the network twice, as {first!r} and "
-                    f"{second!r}: each would go on from the other's state; make a neuron for each place"
+@compile_time  # a search of modules is not traced
+def _check_chains(net: nn.Module, carries: bool) -> None:
+    for layers in filter(None, map(layers_in_turn, net.modules())):
+        counts = Counter(part for layer in layers for part in layer.modules() if isinstance(part, Stateful))
+        for module, count in counts.items():
+            if count > 1 and (carries or module.continues):
+                names = [name for name, part in net.named_modules(remove_duplicate=False) if part is module]
+                raise ValueError(
+                    f"{type(module).__name__} carries its state and is in the network twice, as "
+                    f"{' and '.join(map(repr, names))}: each would go on from the other's state; make a neuron for "
+                    "each place"
                 )
-    return ""
-
-
-def _check_counts(modules: Sequence[Stateful]) -> None:
-    """Warn of a neuron that was called two or more times as often as most of the network since the last reset."""
-    if is_compiling():
-        return
-    counts = {module: module.__dict__["_calls"] for module in modules if module.__dict__["_calls"]}
-    frequencies = Counter(count for module, count in counts.items() if not module.may_rest)
-    if len(frequencies) < 2:
-        return
-    usual = min(frequencies, key=lambda count: (-frequencies[count], count))
-    for module, count in counts.items():
-        if count > usual > 1 and count % usual == 0:
-            warnings.warn(
-                f"{type(module).__name__} carries its state and was called {count} times since the last reset, and "
-                f"other neurons of the network {usual} times. At two places of a network each call goes on from the "
-                "other's state: make a neuron for each place. Within torch.utils.checkpoint, whose backward pass calls "
-                "it again, give context_fn=sc.parallel.checkpoint_contexts(net). If it is to run more often, filter "
-                "this warning",
-                RuntimeWarning,
-                stacklevel=3,
-            )
 
 
 def _neurons(net: nn.Module, function: str, carries: bool = False) -> List[Stateful]:
@@ -135,9 +115,7 @@ def _neurons(net: nn.Module, function: str, carries: bool = False) -> List[State
 
 def reset(net: nn.Module) -> None:
     """Put every neuron of ``net`` back to rest: the next call starts from the initial state."""
-    modules = _neurons(net, "reset")
-    _check_counts(modules)
-    to_rest(modules, carried=True)
+    to_rest(_neurons(net, "reset"), carried=True)
 
 
 def detach(net: nn.Module) -> None:
@@ -154,16 +132,36 @@ def project(net: nn.Module) -> None:
     after its update, and ``state_dict()`` before it saves. In a loop of your own call it after ``optimizer.step()``, so
     that a parameter need not come back from afar.
     """
-    into_ranges(_neurons(net, "project"))
+    _project(_neurons(net, "project"))
 
 
-def into_ranges(modules: Sequence[Stateful]) -> None:
-    """:func:`project` for these modules."""
+def anneal(net: nn.Module) -> None:
+    """One training step of all delays of ``net`` that anneal (``sc.Delay(anneal=)``): ``sigma`` becomes narrower.
+
+    A step of ``training_model`` does this after its update. In a loop of your own call it once after each
+    ``optimizer.step()``.
+    """
+    _narrow(_neurons(net, "anneal"))
+
+
+def after_update(modules: Sequence[Stateful]) -> None:
+    """:func:`project` and :func:`anneal` for these modules, after an update of a training step."""
+    _project(modules)
+    _narrow(modules)
+
+
+def _project(modules: Sequence[Stateful]) -> None:
     for module in modules:
         if isinstance(module, Neuron):
             parameters.project(module)
         elif isinstance(module, Delay):
             module.project()
+
+
+def _narrow(modules: Sequence[Stateful]) -> None:
+    for module in modules:
+        if isinstance(module, Delay):
+            module.narrow()
 
 
 @contextmanager
@@ -187,7 +185,6 @@ def carry_state(net: nn.Module) -> Iterator[None]:
         carry(module)
     try:
         yield
-        _check_counts(modules)
     finally:
         for module in modules:
             carry_no_more(module)
@@ -199,7 +196,6 @@ def own_state(modules: Sequence[Stateful]) -> Iterator[None]:
     to_rest(modules)
     try:
         yield
-        _check_counts(modules)
     finally:
         for module in modules:
             cut_graph(module)
@@ -223,6 +219,47 @@ def at_rest(modules: Sequence[Stateful]) -> Iterator[None]:
     finally:
         for module, state in zip(modules, states):
             keep(module, state)
+
+
+def parameter_groups(net: nn.Module, weight_decay: float = 0.01, **options: Any) -> List[Dict[str, Any]]:
+    """Two groups of the parameters of ``net`` for an optimiser: weights, which decay, and all others, which do not.
+
+    ::
+
+        optimizer = torch.optim.AdamW(sc.functional.parameter_groups(net, weight_decay=0.01, lr=1e-3))
+
+    Weights have two dimensions or more, such as those of ``nn.Linear`` and of convolutions. Without decay are the
+    parameters of neurons, delays and their ``sigma``, those of normalisations and of receptive fields, biases, and all
+    others with fewer dimensions: a decay would pull time constants and thresholds towards 0, most of all in layers
+    that are silent and have no gradient. Each parameter is in one group; a shared one without decay, if it is so at one
+    of its places. ``options``, such as ``lr``, are of both groups.
+
+    Raises TypeError for what is no module or number, ValueError for a ``weight_decay`` below 0 or not finite, and for
+    parameters of lazy modules, which have no shape before the first call.
+    """
+    checks.check_network("sc.functional.parameter_groups", net)
+    decay = checks.number_or_none("sc.functional.parameter_groups", "weight_decay", weight_decay)
+    if decay is None or decay < 0:
+        raise ValueError(f"sc.functional.parameter_groups: weight_decay={weight_decay} must be 0 or above, as in 0.01")
+    every = list(net.parameters())
+    if any(map(is_lazy, every)):
+        names = ", ".join(name for name, parameter in net.named_parameters() if is_lazy(parameter))
+        raise ValueError(
+            f"sc.functional.parameter_groups: {names} of net has no shape before the first call; call net(x) first"
+        )
+    without = {id(parameter) for module in net.modules() for parameter in _without_decay(module)}
+    return [
+        {**options, "params": [each for each in every if id(each) not in without], "weight_decay": decay},
+        {**options, "params": [each for each in every if id(each) in without], "weight_decay": 0.0},
+    ]
+
+
+def _without_decay(module: nn.Module) -> List[nn.Parameter]:
+    if isinstance(module, Neuron):
+        return list(module.parameters())
+    own = dict(module.named_parameters(recurse=False))
+    is_all = isinstance(module, (Stateful, Population, *_NORMS))
+    return [each for name, each in own.items() if is_all or each.ndim < 2 or name.endswith("bias")]
 
 
 def set_backend(net: nn.Module, backend: Optional[str]) -> None:
@@ -315,7 +352,7 @@ def get_state(net: nn.Module) -> Dict[str, Tensor]:
     :func:`set_state` puts them back.
 
     Raises RuntimeError if nothing in ``net`` would continue from its state, ValueError for a neuron at two places of
-    the network, TypeError for what is no module.
+    an ``nn.Sequential``, TypeError for what is no module.
     """
     entries: Dict[str, Tensor] = {}
     for prefix, module in _carriers("get_state", net).items():
@@ -386,7 +423,7 @@ def _known(module: Stateful, prefix: str, state: Mapping[str, Any]) -> Collectio
 
 
 def mask_of(lengths: Union[Tensor, Sequence[int]], T: int) -> Tensor:
-    """Which steps of padded sequences are real: ``mask[t, b] = t < lengths[b]``, bool ``[T, B]``.
+    """Mask of the real steps of padded sequences: ``mask[t, b] = t < lengths[b]``, bool ``[T, B]``.
 
     The ``mask`` of losses and metrics, for sequences that were padded behind their end to T steps, as
     ``torch.nn.utils.rnn.pad_sequence`` does. ``lengths`` are B whole numbers from 1 to T, and the mask is on their
@@ -417,5 +454,25 @@ def mask_of(lengths: Union[Tensor, Sequence[int]], T: int) -> Tensor:
     return torch.arange(T, device=lengths.device).unsqueeze(-1) < lengths
 
 
-def __dir__() -> List[str]:
-    return __all__
+def expand_counts(counts: Tensor, levels: int) -> Tensor:
+    """Spikes of 0 and 1 that stand for counts from 0 to ``levels``: ``[T, ...]`` to ``[T * levels, ...]``.
+
+    Step t becomes ``levels`` steps, of which the first ``counts[t]`` have a spike. A linear layer or a convolution
+    without bias gives the same sums: ``layer(expand_counts(z, D)).unflatten(0, (T, D)).sum(1)`` is ``layer(z)``, to
+    rounding. It is for inference, in place of the products of an :class:`spikecore.ILIF`, and carries no gradient.
+
+    Raises TypeError for what is no tensor of floating-point numbers, ValueError for a tensor without time, for
+    ``levels`` below 1, and for numbers that are no such counts; those on a GPU are not read.
+    """
+    checks.tensor("expand_counts", "counts", counts)
+    if counts.ndim < 1 or checks.whole("expand_counts", "levels", levels) < 1:
+        raise ValueError(f"expand_counts takes counts [T, ...] and levels of 1 or more, got {shown(counts)}, {levels}")
+    if counts.is_cpu and is_plain(counts):
+        wrong = counts[(counts < 0) | (counts > levels) | (counts != counts.round())]
+        if len(wrong):
+            raise ValueError(
+                f"counts must be whole numbers from 0 to levels={levels}, got {float(wrong[0])} ({len(wrong)} are "
+                "not); give the levels of the neuron that counts"
+            )
+    slots = torch.arange(levels, device=counts.device).view(-1, *[1] * (counts.ndim - 1))
+    return (counts.detach().unsqueeze(1) > slots).to(counts.dtype).flatten(0, 1)

@@ -5,8 +5,10 @@ Rules of this module:
 - A loss is a plain function ``loss(outputs, targets, *, ...) -> 0-d tensor`` of outputs ``[T, B, C]`` and class indices
   ``[B]``. It can be given to ``training_model`` as it is; ``functools.partial`` sets its keywords.
 - A loss gives one number per sample first; ``reduction`` then combines the samples. ``"mean"`` with class weights is
-  torch's weighted mean, ``sum_b w[y_b] l_b / sum_b w[y_b]``; ``"sum"`` adds ``w[y_b] l_b``; ``"none"`` returns them,
-  ``[B]``.
+  torch's weighted mean, ``sum_b w[y_b] l_b / sum_b w[y_b]``; ``"sample_mean"`` is snnTorch's, ``sum_b w[y_b] l_b / B``;
+  ``"sum"`` adds ``w[y_b] l_b``; ``"none"`` returns them, ``[B]``.
+- Dense outputs are ``[T, B, C, *P]`` with targets ``[B, *P]``, as ``[T, B, C, H, W]`` of a segmentation. Each place is
+  then a sample, with the mask of its sequence; ``"none"`` returns ``[B, *P]``.
 - Samples whose target is ``ignore_index`` are left out, as in torch: their loss and their gradient are 0, whatever
   their outputs are, and a mean is over the other samples (NaN if there is none). It need not be a class.
 - Cross entropies take ``label_smoothing=s`` as torch's, which has each of the K classes wanted with the probability
@@ -33,11 +35,14 @@ Rules of this module:
 from __future__ import annotations
 
 import math
-from typing import Any, Callable, List, Optional, Sequence, Tuple, Union
+from functools import wraps
+from inspect import Signature, signature
+from typing import TYPE_CHECKING, Any, Callable, List, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor
 
+from spikecore._base import misnamed
 from spikecore.context import is_compiling, is_plain
 from spikecore.dtypes import compute_dtype
 
@@ -53,52 +58,64 @@ __all__ = [
     "rate_regularizer",
     "rate_sparsity",
 ]
+__dir__ = __all__.copy
 
 #: One number for all samples, or ``[B, 1]``.
 PerSample = Union[float, Tensor]
 _INDEX_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
-_REDUCTIONS = ("mean", "sum", "none")
+_REDUCTIONS = ("mean", "sample_mean", "sum", "none")
 _INVERSES = ("negate", "reciprocal")
 
 
+def _of_classes(loss_of: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A loss with the arguments that all losses of classes share, from one of ``(x, steps, labels)``: outputs in the
+    dtype of losses, their real steps, and their targets. Samples that are left out are 0 in ``x``.
+    """
+
+    def loss(
+        outputs: Tensor,
+        targets: Tensor,
+        *,
+        weight: Optional[Tensor] = None,
+        mask: Optional[Tensor] = None,
+        ignore_index: Optional[int] = None,
+        reduction: str = "mean",
+        **options: Any,
+    ) -> Tensor:
+        labels = Targets(outputs, targets, weight, mask, ignore_index, reduction)
+        return loss_of(labels.x, labels.steps, labels, **options)
+
+    shared, own = [*signature(loss).parameters.values()][:-1], [*signature(loss_of).parameters.values()][3:]
+    named: Any = wraps(loss_of)(loss)
+    parameters = [*shared[:2], *own, *shared[2:]]
+    # for help() and typing.get_type_hints()
+    named.__signature__ = Signature(parameters, return_annotation="Tensor")
+    named.__annotations__ = {**{each.name: each.annotation for each in parameters}, "return": "Tensor"}
+    return named  # type: ignore[no-any-return]  # a function
+
+
+@_of_classes
 def ce_count(
-    outputs: Tensor,
-    targets: Tensor,
-    *,
-    num_classes: Optional[int] = None,
-    weight: Optional[Tensor] = None,
-    mask: Optional[Tensor] = None,
-    ignore_index: Optional[int] = None,
-    label_smoothing: float = 0.0,
-    reduction: str = "mean",
+    x: Tensor, steps: Steps, labels: Targets, *, num_classes: Optional[int] = None, label_smoothing: float = 0.0
 ) -> Tensor:
     """Cross entropy of the spike counts: the class that should win should spike most.
 
     ``l_b = -log softmax(n_b)[y_b]`` with the counts ``n_b = sum_t outputs[t, b]``, pooled over populations.
 
-    ``outputs`` are spikes ``[T, B, C]``, ``targets`` class indices ``[B]``, ``weight`` one factor per class, ``mask``
-    bool ``[T, B]``, True at real steps; the sum is over these. ``ignore_index`` is the target of samples to leave out,
-    ``label_smoothing`` from 0 to 1 the part that all classes share: see the module.
+    ``outputs`` are spikes ``[T, B, C]``, ``targets`` class indices ``[B]``; dense ones ``[T, B, C, *P]`` and
+    ``[B, *P]``. ``weight`` is one factor per class, ``mask`` bool ``[T, B]``, True at real steps; the sum is over
+    these. ``ignore_index`` is the target of samples to leave out, ``label_smoothing`` from 0 to 1 the part that all
+    classes share: see the module, and there also ``reduction``.
     Raises TypeError for a wrong dtype, ValueError for a wrong shape, ``num_classes``, ``label_smoothing`` or
     ``reduction``, or a sequence without a real step; IndexError for a target that is no class, where torch sees it.
     Source: snnTorch's ``ce_count_loss``, but for the weighted mean.
     """
-    steps, x = _samples(outputs, targets, mask, ignore_index)
-    counts = pool(steps.sum(x), num_classes)
-    labels = Targets(targets, counts.shape[-1], weight, ignore_index, reduction)
-    return labels.cross_entropy(counts.log_softmax(-1), label_smoothing)
+    return labels.cross_entropy(pool(steps.sum(x), num_classes).log_softmax(-1), label_smoothing)
 
 
+@_of_classes
 def ce_rate(
-    outputs: Tensor,
-    targets: Tensor,
-    *,
-    num_classes: Optional[int] = None,
-    weight: Optional[Tensor] = None,
-    mask: Optional[Tensor] = None,
-    ignore_index: Optional[int] = None,
-    label_smoothing: float = 0.0,
-    reduction: str = "mean",
+    x: Tensor, steps: Steps, labels: Targets, *, num_classes: Optional[int] = None, label_smoothing: float = 0.0
 ) -> Tensor:
     """Cross entropy at every step, averaged over time: the right class should spike at all steps, and others at none.
 
@@ -107,22 +124,13 @@ def ce_rate(
 
     Arguments and errors as for :func:`ce_count`. Source: snnTorch's ``ce_rate_loss``, whose population code fails.
     """
-    steps, x = _samples(outputs, targets, mask, ignore_index)
     # filled before the softmax as well: the derivative there of a padded NaN would be NaN times 0
     log_p = steps.mean(pool(steps.filled(x), num_classes).log_softmax(-1))
-    return Targets(targets, log_p.shape[-1], weight, ignore_index, reduction).cross_entropy(log_p, label_smoothing)
+    return labels.cross_entropy(log_p, label_smoothing)
 
 
-def ce_max_membrane(
-    outputs: Tensor,
-    targets: Tensor,
-    *,
-    weight: Optional[Tensor] = None,
-    mask: Optional[Tensor] = None,
-    ignore_index: Optional[int] = None,
-    label_smoothing: float = 0.0,
-    reduction: str = "mean",
-) -> Tensor:
+@_of_classes
+def ce_max_membrane(x: Tensor, steps: Steps, labels: Targets, *, label_smoothing: float = 0.0) -> Tensor:
     """Cross entropy of the highest membrane potentials: the right class should get nearest to its threshold, once.
 
     ``l_b = -log softmax(max_t outputs[t, b])[y_b]``; the gradient goes to the step of the maximum. With a mask
@@ -131,22 +139,19 @@ def ce_max_membrane(
     ``outputs`` are membrane potentials ``[T, B, C]``; otherwise as for :func:`ce_count`.
     Source: Zenke's SpyTorch, snnTorch's ``ce_max_membrane_loss``.
     """
-    steps, x = _samples(outputs, targets, mask, ignore_index)
-    log_p = steps.max(x).log_softmax(-1)
-    return Targets(targets, log_p.shape[-1], weight, ignore_index, reduction).cross_entropy(log_p, label_smoothing)
+    return labels.cross_entropy(steps.max(x).log_softmax(-1), label_smoothing)
 
 
+@_of_classes
 def mse_count(
-    outputs: Tensor,
-    targets: Tensor,
+    x: Tensor,
+    steps: Steps,
+    labels: Targets,
     *,
     correct_rate: float = 1.0,
     incorrect_rate: float = 0.0,
+    levels: int = 1,
     num_classes: Optional[int] = None,
-    weight: Optional[Tensor] = None,
-    mask: Optional[Tensor] = None,
-    ignore_index: Optional[int] = None,
-    reduction: str = "mean",
 ) -> Tensor:
     """Squared distance of the spike counts from wanted counts, for the right class and for the others.
 
@@ -154,33 +159,21 @@ def mse_count(
     neurons, and ``m_bc = floor(T g correct_rate)`` where ``c = y_b``, ``floor(T g incorrect_rate)`` elsewhere.
     With a mask T is the number of real steps of the sequence, in the wanted counts as well.
 
-    The rates are spikes per neuron and step, 0 to 1. Otherwise as for :func:`ce_count`; ValueError for a rate outside.
+    The rates are spikes per neuron and step, 0 to 1, or to the ``levels`` of neurons that count, such as
+    :class:`spikecore.ILIF`. Otherwise as for :func:`ce_count`; ValueError for a rate outside.
     Source: SLAYER (Shrestha and Orchard, 2018) through snnTorch's ``mse_count_loss``, division by T (not T^2) included.
     There, ``"sum"`` and ``"none"`` keep the classes apart; here a sample is always one number.
     """
-    steps, x = _samples(outputs, targets, mask, ignore_index)
-    counts = pool(steps.sum(x), num_classes)
-    labels = Targets(targets, counts.shape[-1], weight, ignore_index, reduction)
-    length, group = outputs.shape[0], outputs.shape[-1] // counts.shape[-1]
+    counts, lengths = pool(steps.sum(x), num_classes), steps.count(x)
+    group = x.shape[-1] // counts.shape[-1]
     rates = (("correct_rate", correct_rate), ("incorrect_rate", incorrect_rate))
-    if mask is None:
-        right, wrong = (_whole_spikes(name, rate, length * group) for name, rate in rates)
-        return labels.reduce(_mean_square(counts - labels.per_class(counts, on=right, off=wrong)) / length)
-    lengths = steps.count(x)
-    on, off = (_whole_spikes_of(name, rate, lengths, length, group) for name, rate in rates)
+    on, off = (_whole_spikes(name, rate, steps, lengths, group, levels) for name, rate in rates)
     return labels.reduce(_mean_square(counts - labels.per_class(counts, on=on, off=off)) / lengths)
 
 
+@_of_classes
 def mse_membrane(
-    outputs: Tensor,
-    targets: Tensor,
-    *,
-    on_target: float = 1.0,
-    off_target: float = 0.0,
-    weight: Optional[Tensor] = None,
-    mask: Optional[Tensor] = None,
-    ignore_index: Optional[int] = None,
-    reduction: str = "mean",
+    x: Tensor, steps: Steps, labels: Targets, *, on_target: float = 1.0, off_target: float = 0.0
 ) -> Tensor:
     """Squared distance of the membrane potentials, at all steps, from one value for the right class, another elsewhere.
 
@@ -191,24 +184,15 @@ def mse_membrane(
     ``torch.nn.functional.mse_loss``. Source: snnTorch's ``mse_membrane_loss``; as for :func:`mse_count`, a sample is
     one number under every reduction.
     """
-    steps, x = _samples(outputs, targets, mask, ignore_index)
     # filled before the square as well: the derivative there of a padded NaN would be NaN times 0
     membrane = steps.filled(x)
-    labels = Targets(targets, membrane.shape[-1], weight, ignore_index, reduction)
     target = labels.per_class(membrane[0], on=on_target, off=off_target)
     return labels.reduce(steps.mean(_mean_square(membrane - target)))
 
 
+@_of_classes
 def ce_temporal(
-    outputs: Tensor,
-    targets: Tensor,
-    *,
-    inverse: str = "negate",
-    weight: Optional[Tensor] = None,
-    mask: Optional[Tensor] = None,
-    ignore_index: Optional[int] = None,
-    label_smoothing: float = 0.0,
-    reduction: str = "mean",
+    x: Tensor, steps: Steps, labels: Targets, *, inverse: str = "negate", label_smoothing: float = 0.0
 ) -> Tensor:
     """Cross entropy of first spikes: the class that should win should spike first.
 
@@ -220,27 +204,23 @@ def ce_temporal(
     ``outputs`` are spikes ``[T, B, C]``, one for each class; a spike is what is not 0. Otherwise as for
     :func:`ce_count`; ValueError also for another ``inverse``. Source: snnTorch's ``ce_temporal_loss``.
     """
-    steps, x = _samples(outputs, targets, mask, ignore_index)
     if inverse not in _INVERSES:
         raise ValueError(f"inverse must be one of {', '.join(map(repr, _INVERSES))}, got {inverse!r}")
     (first,) = _spike_times(steps, x, 1)
     sooner = -first if inverse == "negate" else 1.0 / (first + 1.0)
-    labels = Targets(targets, outputs.shape[-1], weight, ignore_index, reduction)
     return labels.cross_entropy(steps.valid(sooner).log_softmax(-1), label_smoothing)
 
 
+@_of_classes
 def first_spike(
-    outputs: Tensor,
-    targets: Tensor,
+    x: Tensor,
+    steps: Steps,
+    labels: Targets,
     *,
     tau: float = 1.0,
     early: float = 0.0,
     tau_early: Optional[float] = None,
-    weight: Optional[Tensor] = None,
-    mask: Optional[Tensor] = None,
-    ignore_index: Optional[int] = None,
     label_smoothing: float = 0.0,
-    reduction: str = "mean",
 ) -> Tensor:
     """Cross entropy of first-spike times: the right class should spike first, by a margin of ``tau``, and soon.
 
@@ -258,14 +238,12 @@ def first_spike(
     Source: Wunderlich and Pehle, "Event-based backpropagation can compute exact gradients for spiking neural networks"
     (2021).
     """
-    steps, x = _samples(outputs, targets, mask, ignore_index)
     for name, value in (("tau", tau), ("tau_early", 1.0 if tau_early is None else tau_early)):
         if not 0.0 < _number(name, value) < math.inf:
             raise ValueError(f"{name} must be a number of steps above 0, got {value!r}")
     if not 0.0 <= _number("early", early) < math.inf:
         raise ValueError(f"early must be 0 or above, got {early!r}")
     first = steps.valid(_spike_times(steps, x, 1)[0])
-    labels = Targets(targets, outputs.shape[-1], weight, ignore_index, reduction)
     loss = labels.cross_entropy((first / -tau).log_softmax(-1), label_smoothing)
     if not early:
         return loss
@@ -305,29 +283,22 @@ def mse_temporal(
     0, ``"sum"`` and ``"none"`` keep the classes apart, and ``multi_spike=True`` finds the second spike of a neuron
     among the steps at which no neuron of the batch had its first.
     """
+    if isinstance(tolerance, bool) or not isinstance(tolerance, (int, float)) or not tolerance >= 0:
+        raise ValueError(f"tolerance must be a number of steps, 0 or more, got {tolerance!r}")
     if target_is_time:
         check_times("outputs", outputs, targets)
         if weight is not None or ignore_index is not None:
             raise ValueError("weight and ignore_index are about classes; with target_is_time=True leave them out")
         steps, x = Steps("outputs", outputs, mask), computed(outputs)
-    else:
-        steps, x = _samples(outputs, targets, mask, ignore_index)
-    if isinstance(tolerance, bool) or not isinstance(tolerance, (int, float)) or not tolerance >= 0:
-        raise ValueError(f"tolerance must be a number of steps, 0 or more, got {tolerance!r}")
-    lengths = steps.count(x).unsqueeze(-1)
-    labels: Optional[Targets] = None
-    if target_is_time:
         times = [at.to(x.dtype) for at in (targets if targets.ndim == 3 else targets[None])]
-    else:
-        on, off = (_as_times(name, at, len(x)) for name, at in (("on_target", on_target), ("off_target", off_target)))
-        if len(on) != len(off):
-            raise ValueError(f"on_target and off_target must have as many times, got {len(on)} and {len(off)}")
-        labels = Targets(targets, x.shape[-1], weight, ignore_index, reduction)
-        times = [labels.per_class(x[0], on=right, off=wrong) for right, wrong in zip(on, off)]
-    spikes = _spike_times(steps, x, len(times))
-    errors = [_distance(t, _from_start(at, lengths), lengths, tolerance) for t, at in zip(spikes, times)]
-    each = steps.valid(torch.stack(errors).mean(0).mean(-1))
-    return combined(each, reduction) if labels is None else labels.reduce(each)
+        return combined(_distance(steps, x, times, tolerance), reduction)
+    labels = Targets(outputs, targets, weight, mask, ignore_index, reduction)
+    x = labels.x
+    on, off = (_as_times(name, at, len(x)) for name, at in (("on_target", on_target), ("off_target", off_target)))
+    if len(on) != len(off):
+        raise ValueError(f"on_target and off_target must have as many times, got {len(on)} and {len(off)}")
+    times = [labels.per_class(x[0], on=right, off=wrong) for right, wrong in zip(on, off)]
+    return labels.reduce(_distance(labels.steps, x, times, tolerance))
 
 
 def rate_regularizer(
@@ -356,7 +327,7 @@ def rate_regularizer(
     squared bounds, the lower one per neuron and the upper one per population, are those of Cramer et al. (2020,
     Heidelberg spiking data sets).
     """
-    _check_spikes(spikes)
+    check_spikes(spikes)
     lower, upper = _band(target)
     over = {"neuron": (0, 1), "sample": (0,), "population": (0, *range(2, spikes.ndim))}
     if per not in over:
@@ -381,18 +352,19 @@ def rate_sparsity(spikes: Tensor, *, strength: float = 1e-5, mask: Optional[Tens
     threshold. Raises as :func:`rate_regularizer`.
     Source: snnTorch's ``l1_rate_sparsity``.
     """
-    _check_spikes(spikes)
+    check_spikes(spikes)
     steps = Steps("spikes", spikes, mask)
     x = computed(spikes)
     return strength * (x.sum() if mask is None else steps.sum(x).sum())
 
 
-def _check_spikes(spikes: Tensor) -> None:
+def check_spikes(spikes: Tensor, *, floating: bool = True) -> None:
+    """Raise unless ``spikes`` is ``[T, B, ...]``."""
     if not isinstance(spikes, Tensor):
         raise TypeError(f"spikes must be a tensor, got {type(spikes).__name__}")
     if spikes.ndim < 3:
         raise ValueError(f"spikes must be [T, B, ...] (time, batch, neurons), got shape {tuple(spikes.shape)}")
-    if not spikes.is_floating_point():
+    if floating and not spikes.is_floating_point():
         raise TypeError(f"spikes must be floating point, got {spikes.dtype}")
 
 
@@ -407,20 +379,6 @@ def _band(target: Union[float, Tuple[float, float]]) -> Tuple[float, float]:
 
 
 # outputs and targets
-
-
-def _samples(
-    outputs: Tensor, targets: Tensor, mask: Optional[Tensor], ignore_index: Optional[int]
-) -> Tuple[Steps, Tensor]:
-    """The real steps of the outputs of classes, and the outputs in the dtype of losses.
-
-    Those of samples that are left out are 0, so that no NaN of theirs reaches a gradient.
-    """
-    check_readout("outputs", outputs, targets)
-    without = left_out(targets, ignore_index)
-    if without is not None:
-        outputs = outputs.masked_fill(without.unsqueeze(-1), 0)
-    return Steps("outputs", outputs, mask, without), computed(outputs)
 
 
 def pool(outputs: Tensor, num_classes: Optional[int]) -> Tensor:
@@ -441,22 +399,25 @@ def computed(outputs: Tensor) -> Tensor:
 
 
 def check_readout(name: str, outputs: Tensor, targets: Tensor, *, floating: bool = True) -> None:
-    """Raise unless ``outputs`` is ``[T, B, C]`` and ``targets`` are ``[B]`` integers. Reads shapes and dtypes only."""
-    _check_outputs(name, outputs, targets, floating)
+    """Raise unless ``outputs`` is ``[T, B, C, *P]`` and ``targets`` are integers ``[B, *P]``, by shapes and dtypes."""
+    _check_outputs(name, outputs, targets, floating, dense=True)
     hint = _hint_at_targets(name, tuple(outputs.shape), tuple(targets.shape))
     if targets.dtype not in _INDEX_DTYPES:
         hint = hint or ("; give targets.long()" if targets.is_floating_point() else "")
         raise TypeError(f"targets must be integer class indices such as torch.int64, got {targets.dtype}{hint}")
-    if tuple(targets.shape) != (outputs.shape[1],):
+    wanted, form = (outputs.shape[1], *outputs.shape[3:]), "[T, B, C]" if outputs.ndim == 3 else "[T, B, C, *places]"
+    if tuple(targets.shape) != wanted:
         raise ValueError(
-            f"targets must be one class index per sample, shape ({outputs.shape[1]},) for {name} of shape "
-            f"{tuple(outputs.shape)} ([T, B, C]), got shape {tuple(targets.shape)}{hint}"
+            f"targets must be one class index per sample, shape {wanted} for {name} of shape "
+            f"{tuple(outputs.shape)} ({form}), got shape {tuple(targets.shape)}{hint}"
         )
 
 
 def _hint_at_targets(name: str, outputs: Tuple[int, ...], targets: Tuple[int, ...]) -> str:
     """Hint at the likely meaning of such sizes; "" if there is none."""
-    steps, batch, classes = outputs
+    steps, batch, classes, *places = outputs
+    if places:
+        return "; images want TimeBatched(nn.Flatten()), and inputs with time no encoder" if len(targets) == 1 else ""
     if targets == (batch, classes):
         return "; they seem to be one-hot: give targets.argmax(-1)"
     if targets == (batch, 1):
@@ -484,7 +445,7 @@ def check_times(name: str, outputs: Tensor, times: Tensor) -> None:
         )
 
 
-def _check_outputs(name: str, outputs: Any, targets: Tensor, floating: bool) -> None:
+def _check_outputs(name: str, outputs: Any, targets: Tensor, floating: bool, dense: bool = False) -> None:
     if isinstance(outputs, (tuple, list)):
         raise TypeError(
             f"{name} must be a tensor, got {type(outputs).__name__}; for one of several outputs of a network write "
@@ -492,23 +453,34 @@ def _check_outputs(name: str, outputs: Any, targets: Tensor, floating: bool) -> 
         )
     for argument, value in ((name, outputs), ("targets", targets)):
         if not isinstance(value, Tensor):
-            raise TypeError(
-                f"{argument} must be a tensor, got {type(value).__name__}; give torch.as_tensor({argument})"
-            )
-    if outputs.ndim != 3:
+            way_out = f"give torch.as_tensor({argument})"
+            if isinstance(value, tuple):
+                way_out = "give the labels, and a mask beside them as mask="
+            raise TypeError(f"{argument} must be a tensor, got {type(value).__name__}; {way_out}")
+    if outputs.ndim < 3 or (outputs.ndim > 3 and not dense):
         hint = "; the order is (outputs, targets)" if targets.ndim == 3 else ""
         if outputs.ndim == 2:
             hint = (
                 "; put sc.encode.Constant(T) in front of the network, or give it all steps, [T, B, ...]; if forward "
                 "averages over time, use a loss of torch, such as torch.nn.functional.cross_entropy"
             )
-        if outputs.ndim == 4:
-            hint = "; inputs that have time, [T, B, ...], need no encoder, and images want TimeBatched(nn.Flatten())"
         raise ValueError(f"{name} must be [T, B, C] (time, batch, classes), got shape {tuple(outputs.shape)}{hint}")
     if outputs.shape[0] == 0 or outputs.shape[2] == 0:
         raise ValueError(f"{name} must have at least one time step and one class, got shape {tuple(outputs.shape)}")
     if floating and not outputs.is_floating_point():
         raise TypeError(f"{name} must be floating point, got {outputs.dtype}")
+
+
+def by_place(
+    name: str, outputs: Tensor, targets: Tensor, mask: Optional[Tensor]
+) -> Tuple[Tensor, Tensor, Optional[Tensor]]:
+    """Dense outputs ``[T, B, C, *P]``, targets ``[B, *P]`` and a mask ``[T, B]`` with each place as a sample."""
+    if outputs.ndim == 3:
+        return outputs, targets, mask
+    if mask is not None:
+        _check_mask(name, outputs, mask)
+        mask = mask.unsqueeze(-1).expand(*mask.shape, math.prod(targets.shape[1:])).flatten(1)
+    return outputs.flatten(3).transpose(2, 3).flatten(1, 2), targets.flatten(), mask
 
 
 class Steps:
@@ -519,6 +491,7 @@ class Steps:
     """
 
     def __init__(self, name: str, x: Tensor, mask: Optional[Tensor], without: Optional[Tensor] = None) -> None:
+        self.total, self.masked = x.shape[0], mask is not None
         #: bool ``[T, B]``, True at real steps, and at padded ones.
         self._real: Optional[Tensor] = None
         self._padded: Optional[Tensor] = None
@@ -605,23 +578,30 @@ def _check_sequences(name: str, mask: Tensor) -> None:
 
 
 class Targets:
-    """Class indices ``[B]`` beside one number per class, ``[B, classes]``."""
+    """Class indices of outputs, weights of classes, and how losses of samples are combined; a place is a sample."""
 
     def __init__(
-        self, targets: Tensor, classes: int, weight: Optional[Tensor], ignore_index: Optional[int], reduction: str
+        self,
+        outputs: Tensor,
+        targets: Tensor,
+        weight: Optional[Tensor],
+        mask: Optional[Tensor],
+        ignore_index: Optional[int],
+        reduction: str,
     ) -> None:
+        check_readout("outputs", outputs, targets)
         _check_reduction(reduction)
-        if weight is not None:
-            if not isinstance(weight, Tensor):
-                raise TypeError(f"weight must be a tensor, one factor per class, got {type(weight).__name__}")
-            if tuple(weight.shape) != (classes,):
-                raise ValueError(
-                    f"weight must have shape ({classes},), one factor per class, got {tuple(weight.shape)}"
-                )
-        self._left_out = left_out(targets, ignore_index)
-        #: ``[B]``, 0 where a sample is left out, so that it is an index of any number of classes.
-        self._index = targets if self._left_out is None else targets.masked_fill(self._left_out, 0)
-        self._classes, self._weight, self._reduction = classes, weight, reduction
+        if weight is not None and not isinstance(weight, Tensor):
+            raise TypeError(f"weight must be a tensor, one factor per class, got {type(weight).__name__}")
+        self._shape = tuple(targets.shape)
+        outputs, targets, mask = by_place("outputs", outputs, targets, mask)
+        self._left_out = without = left_out(targets, ignore_index)
+        # where a sample is left out the index is that of any number of classes, and no NaN reaches a gradient
+        self._index = targets if without is None else targets.masked_fill(without, 0)
+        self._weight, self._reduction = weight, reduction
+        outputs = outputs if without is None else outputs.masked_fill(without.unsqueeze(-1), 0)
+        #: The real steps, and the outputs in the dtype of losses.
+        self.steps, self.x = Steps("outputs", outputs, mask, without), computed(outputs)
 
     def cross_entropy(self, log_p: Tensor, smoothing: float) -> Tensor:
         """The loss that samples have with such log probabilities ``[B, classes]``, reduced."""
@@ -629,10 +609,11 @@ class Targets:
             raise TypeError(f"label_smoothing must be a number, got {smoothing!r}")
         if not 0.0 <= smoothing <= 1.0:
             raise ValueError(f"label_smoothing must be from 0 to 1, got {smoothing!r}")
-        each, total = self._weighted(-self._indexed(lambda index: log_p.gather(-1, index)).squeeze(-1))
+        of_target = self._indexed(log_p.shape[-1], lambda index: log_p.gather(-1, index))
+        each, total = self._weighted(-of_target.squeeze(-1))
         if smoothing:
             spread = log_p if self._weight is None else log_p * self._weight_as(log_p)
-            each = (1.0 - smoothing) * each - smoothing / self._classes * spread.sum(-1)
+            each = (1.0 - smoothing) * each - smoothing / log_p.shape[-1] * spread.sum(-1)
         return self._reduce(each, total)
 
     def reduce(self, losses: Tensor) -> Tensor:
@@ -646,11 +627,14 @@ class Targets:
         """
         filled = torch.zeros_like(like) + off
         ones = torch.zeros_like(like[:, :1]) + on
-        return self._indexed(lambda index: filled.scatter(-1, index, ones))
+        return self._indexed(like.shape[-1], lambda index: filled.scatter(-1, index, ones))
 
-    def _indexed(self, function: Callable[[Tensor], Tensor]) -> Tensor:
+    def _indexed(self, classes: int, function: Callable[[Tensor], Tensor]) -> Tensor:
         """``function(targets[:, None])``; what torch says of a target that is no class becomes a sentence."""
-        targets, classes = self._index, self._classes
+        if self._weight is not None and tuple(self._weight.shape) != (classes,):
+            shape = tuple(self._weight.shape)
+            raise ValueError(f"weight must have shape ({classes},), one factor per class, got {shape}")
+        targets = self._index
         index = targets.long().unsqueeze(-1)
         if is_compiling():
             return function(index)
@@ -671,23 +655,23 @@ class Targets:
 
     def _weighted(self, losses: Tensor) -> Tuple[Tensor, Optional[Tensor]]:
         """Losses with the weights of their classes, and the sum that a mean divides by; None: the number of samples."""
+        total = None if self._left_out is None else self._left_out.logical_not().to(losses.dtype).sum()
         if self._weight is not None:
             factor = self._weight_as(losses).index_select(0, self._index.long())
             if self._left_out is not None:
                 factor = factor.masked_fill(self._left_out, 0)
-            return losses * factor, factor.sum()
-        if self._left_out is not None:
-            return losses, self._left_out.logical_not().to(losses.dtype).sum()
-        return losses, None
+            return losses * factor, total if self._reduction == "sample_mean" else factor.sum()
+        return losses, total
 
     def _reduce(self, losses: Tensor, total: Optional[Tensor]) -> Tensor:
         if self._left_out is not None:
             losses = losses.masked_fill(self._left_out, 0)
-        return combined(losses, self._reduction, total)
+        reduced = combined(losses, self._reduction, total)
+        return reduced.reshape(self._shape) if self._reduction == "none" else reduced
 
 
 def left_out(targets: Tensor, ignore_index: Optional[int]) -> Optional[Tensor]:
-    """Which samples have the target ``ignore_index``, bool ``[B]``; None without one."""
+    """Mask of the samples with the target ``ignore_index``, bool ``[B]``; None without one."""
     if ignore_index is None:
         return None
     if isinstance(ignore_index, bool) or not isinstance(ignore_index, int):
@@ -720,24 +704,20 @@ def _number(name: str, value: Any) -> float:
     return value
 
 
-def _whole_spikes(name: str, rate: float, most: int) -> float:
-    if not isinstance(rate, (int, float)):
-        raise TypeError(f"{name} must be a number, got {rate!r}")
-    if not 0.0 <= rate <= 1.0:
-        raise ValueError(f"{name} must be between 0 and 1 spikes per step, got {rate!r}")
-    # 0.29 * 100 is 28.999999999999996, and 29 spikes are meant.
-    return float(math.floor(most * rate + 1e-6))
-
-
-def _whole_spikes_of(name: str, rate: float, lengths: Tensor, longest: int, group: int) -> Tensor:
-    """:func:`_whole_spikes` of sequences of so many steps each, ``[B]``, as ``[B, 1]``; in float64, as that."""
-    most = _whole_spikes(name, rate, longest * group)
+def _whole_spikes(name: str, rate: float, steps: Steps, lengths: Tensor, group: int, levels: int) -> PerSample:
+    """Whole number of spikes at a rate, for all samples, or with a mask for each of these lengths, ``[B, 1]``."""
+    if not 0.0 <= _number(name, rate) <= levels:
+        more = "; of neurons that count say levels=, their largest count" if levels == 1 else ""
+        raise ValueError(f"{name} must be between 0 and {levels} spikes per step, got {rate!r}{more}")
+    # 0.29 * 100 is 28.999999999999996, and 29 spikes are meant
+    if not steps.masked:
+        return float(math.floor(steps.total * group * rate + 1e-6))
     if lengths.device.type in ("cpu", "cuda"):
         # not from a table, whose copy from the host a CUDA graph cannot capture
         counts = torch.floor(lengths.double() * group * rate + 1e-6).to(lengths.dtype)
     else:
         # not all other devices have float64; in a PopTorch graph the table is a constant
-        table = [*(_whole_spikes(name, rate, steps * group) for steps in range(longest)), most]
+        table = [float(math.floor(count * group * rate + 1e-6)) for count in range(steps.total + 1)]
         counts = torch.tensor(table, dtype=lengths.dtype).to(lengths.device).index_select(0, lengths.long())
     return counts.unsqueeze(-1)
 
@@ -763,17 +743,18 @@ def _spike_times(steps: Steps, x: Tensor, spikes: int) -> List[Tensor]:
     return times
 
 
-def _distance(time: Tensor, target: Tensor, lengths: Tensor, tolerance: float) -> Tensor:
-    error = time - target
-    if tolerance:
-        error = error.masked_fill((error < tolerance) & (error > -tolerance), 0)
-    error = error / lengths.clamp(min=1)
-    return error * error
-
-
-def _from_start(times: Tensor, lengths: Tensor) -> Tensor:
-    """Times from the end, which are below 0, as times from the start."""
-    return torch.where(times < 0, (times + lengths).clamp(min=0), times)
+def _distance(steps: Steps, x: Tensor, times: Sequence[Tensor], tolerance: float) -> Tensor:
+    """Mean squared distance of the first spikes of samples ``[B]`` from wanted times, in parts of their lengths."""
+    lengths = steps.count(x).unsqueeze(-1)
+    squares: List[Tensor] = []
+    for time, target in zip(_spike_times(steps, x, len(times)), times):
+        # a time from the end is below 0
+        error = time - torch.where(target < 0, (target + lengths).clamp(min=0), target)
+        if tolerance:
+            error = error.masked_fill((error < tolerance) & (error > -tolerance), 0)
+        error = error / lengths.clamp(min=1)
+        squares.append(error * error)
+    return steps.valid(torch.stack(squares).mean(0).mean(-1))
 
 
 def _as_times(name: str, at: Any, length: int) -> List[float]:
@@ -784,3 +765,9 @@ def _as_times(name: str, at: Any, length: int) -> List[float]:
     if not all(-length <= number < math.inf for number in numbers):
         raise ValueError(f"{name} must be a time from 0 on, or from the end, down to -T = {-length}, got {at!r}")
     return [float(number) for number in numbers]
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        raise AttributeError(misnamed.missing_in(__name__, name))

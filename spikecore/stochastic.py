@@ -12,7 +12,7 @@ A random number is an input of the equations that a call draws where it is not g
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Dict, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
@@ -27,6 +27,7 @@ from spikecore.neurons import LIF
 from spikecore.surrogate import StraightThrough, Surrogate
 
 __all__ = ["EscapeNoise", "Stochastic"]
+__dir__ = __all__.copy
 
 #: Multipliers of the two halves of a counter, and what the words of a key grow by in each round.
 _MULTIPLIERS, _WEYL = (0xD2511F53, 0xCD9E8D57), (0x9E3779B9, 0xBB67AE85)
@@ -70,9 +71,6 @@ class Stochastic(Neuron):
     ValueError for more than 2^34 neurons, :class:`Unsupported` on an IPU, which has no 64-bit integers (give it the
     numbers), and in a compiled or exported graph with a generator.
     """
-
-    #: Names of the inputs that are drawn.
-    drawn: ClassVar[Tuple[str, ...]] = ()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -155,6 +153,9 @@ class Stochastic(Neuron):
         super().__setstate__(with_generator(state))
 
 
+Stochastic._equations = Stochastic
+
+
 def _narrow(output: Any, dtype: Optional[torch.dtype]) -> Any:
     if dtype is None:
         return output
@@ -184,8 +185,7 @@ class EscapeNoise(Stochastic, LIF):
     v_reset: the potential at the start, after a hard reset, and that ``v`` leaks to.
 
     The derivative of a spike is that of its probability: ``dz/dh = dp/dh``, the gradient of the expected spike given
-    the potential (straight-through, Bengio et al., 2013; for spiking networks Gygax and Zenke, 2025). Shapes, errors
-    and all other arguments are those of every neuron: :class:`spikecore.Neuron`.
+    the potential (straight-through, Bengio et al., 2013; for spiking networks Gygax and Zenke, 2025).
     """
 
     inputs, drawn = ("x", "u"), ("u",)

@@ -1,4 +1,4 @@
-"""What a test sees depends neither on the plugins installed beside spikecore, nor on the tests before it."""
+"""Tests depend neither on the plugins installed beside spikecore, nor on the tests before it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 
 from each_test import pytest_pycollect_makemodule, pytest_pyfunc_call, pytest_runtest_setup  # noqa: F401
 from shares import pytest_collection_modifyitems, pytest_report_header  # noqa: F401
-from spikecore._plugins import selection
-from spikecore._plugins.registry import PLUGINS
+from spikecore.plugins import selection
+from spikecore.plugins.registry import PLUGINS
 
 # There is no IPU and no SDK here. Asked for before anything looks for backends, and for the whole process: the registry
 # remembers what it found, so a variable that only some tests set made results depend on the order of tests.
@@ -19,7 +19,7 @@ os.environ["SPIKECORE_IPU_EMULATOR"] = "1"
 
 
 def pytest_collection_finish() -> None:
-    """What was imported and collected stays until the end, so Python's garbage collector need not look at it.
+    """Objects that were imported and collected stay until the end: Python's garbage collector passes over them.
 
     Otherwise each ``gc.collect()`` takes half a second, and many tests of memory and of devices call it.
     """

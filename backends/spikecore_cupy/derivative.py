@@ -19,7 +19,7 @@ from functools import lru_cache
 from math import frexp
 from typing import Any, Dict, FrozenSet, Mapping, NamedTuple, Sequence, Tuple, Union
 
-from spikecore.kernels import BackwardPlan, ForwardPlan, smallest_cut, with_reciprocals
+from spikecore.kernels import BackwardPlan, ForwardPlan, with_reciprocals
 from spikecore.kernels.writing import input_leaf
 from spikecore.lang import Node, loop_invariant, topological
 
@@ -46,11 +46,6 @@ class Derivative(NamedTuple):
     def roots(self) -> Tuple[Node, ...]:
         """All that it computes."""
         return (*self.inputs, *self.states.values(), *self.params)
-
-    @property
-    def cut(self) -> Tuple[Node, ...]:
-        """The fewest values of a forward step from which it can be computed."""
-        return smallest_cut(self.roots)
 
 
 def derivative(plan: BackwardPlan) -> Derivative:

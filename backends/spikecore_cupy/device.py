@@ -31,7 +31,7 @@ _POINTER, _SIZE = 1, 2  # CU_LAUNCH_PARAM_BUFFER_POINTER and _SIZE
 _MOST_SHARED = 8
 _FORMATS = {"long long": "q", "int": "i", "float": "f", "double": "d"}
 #: Kernels by their text; each has its machine code on every GPU that it was launched on.
-_kernels: Recent[Any, Any] = Recent(KERNELS)
+loaded_kernels: Recent[Any, Any] = Recent(KERNELS)
 _UNSUPPORTED_ARCH = "invalid value for --gpu-architecture"
 
 
@@ -117,7 +117,7 @@ def _stream_of(device: int) -> int:
 def shared(kernel: Callable[..., Any], name: str, text: str, types: Sequence[str], memory: int = 0) -> Any:
     """The kernel of a text: the one that there is of a text that means the same, or one made now."""
     key = (kernel, name, cache.meaning(text, "//"), tuple(types), memory)
-    return _kernels.get_or(key, lambda: kernel(name, text, types, memory))
+    return loaded_kernels.get_or(key, lambda: kernel(name, text, types, memory))
 
 
 def single(arguments: Sequence[Any]) -> List[Any]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import lru_cache
 from typing import List, NamedTuple, Sequence, Tuple
 
 import torch
 
 from spikecore.backend import Spec
-from spikecore.kernels import BackwardPlan
+from spikecore.kernels import every_gradient, smallest_cut
 from spikecore.lang import Program
 from spikecore_cupy.derivative import derivative
 
@@ -176,18 +177,8 @@ def by_time(shapes: Sequence[Shape], batch: int, multiprocessors: int) -> List[S
 @lru_cache(maxsize=256)
 def kept_of(program: Program, spec: Spec) -> int:
     """Numbers of a neuron that backward keeps of a step at most, whatever gradients are asked for."""
-    everything = BackwardPlan(
-        program,
-        spec,
-        has_initial_state=True,
-        outputs=(True,) * len(program.outputs),
-        trace=program.states,
-        final=True,
-        inputs=(True,) * len(program.inputs),
-        state=True,
-        learn=spec.learnt(program),
-    )
-    return len(program.inputs) + len(derivative(everything).cut)
+    everything = replace(every_gradient(program, spec, True), learn=spec.learnt(program))
+    return len(program.inputs) + len(smallest_cut(derivative(everything).roots))
 
 
 def length_of(program: Program, spec: Spec) -> int:

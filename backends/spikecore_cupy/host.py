@@ -44,7 +44,7 @@ class HostKernel:
 
     def __init__(self, name: str, text: str, types: Sequence[str], memory: int = 0) -> None:
         self._pack, self.memory = struct.Struct(layout_of(types)).pack, memory
-        library = _loaded(name, self._whole(name, text, types))
+        library = load_library(name, self._whole(name, text, types))
         # ctypes never unloads a library: a session of tests would keep every kernel that it built
         weakref.finalize(self, _ctypes.dlclose, library._handle)
         self._launch = library.launch
@@ -208,7 +208,7 @@ extern "C" void launch(const unsigned count, const Arguments* arguments, const u
 """
 
 
-def _loaded(name: str, text: str) -> ctypes.CDLL:
+def load_library(name: str, text: str) -> ctypes.CDLL:
     """The library of a text, from disk or built now."""
     names = ["host.h", *(["host_cluster.h"] if "host_cluster.h" in text else [])]
     included = {**{name: packaged(name) for name in names}, **headers(text)}

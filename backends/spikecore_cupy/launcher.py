@@ -98,7 +98,7 @@ class Launcher:
 
     def __call__(self, geometry: Geometry, *groups: Any) -> Sequence[Tensor]:
         """Launch on these tensors; gives the parameters' gradients in parts."""
-        steps, neurons, channels, (columns, apart) = geometry
+        steps, neurons, channels, (columns, apart) = geometry[:4]
         if columns and not self._form.rows:
             # a text of its own: where steps are dense, the division by a row's length would cost time
             if self._of_rows is None:
@@ -162,7 +162,7 @@ class Launcher:
 
     def dense(self, geometry: Geometry, counts: Sequence[int]) -> Callable[[Sequence[Tensor], Sequence[Any]], Any]:
         """The launch of dense tensors: all that does not depend on where they are is found now."""
-        steps, neurons, channels, _ = geometry
+        steps, neurons, channels = geometry[:3]
         beside = self._large_beside(neurons) if neurons % self._unit else None
         if beside is not None:
             return beside.dense(geometry, counts)
@@ -342,7 +342,7 @@ class FeedbackLauncher:
 
     def __call__(self, geometry: Geometry, *groups: Any) -> Sequence[Tensor]:
         """Launch on these tensors; gives the parameters' gradients in parts."""
-        steps, neurons, channels, _ = geometry
+        steps, neurons, channels = geometry[:3]
         params, x = groups[self._params], groups[0][0]
         width, device = params[len(self.plan.program.params)].shape[0], x.get_device()
         printed = self._printed(width, neurons // width, device)

@@ -220,6 +220,9 @@ template <typename R> __device__ __forceinline__ R maximum(R a, R b) { return a 
 template <typename R> __device__ __forceinline__ R clamp(R x, R low, R high) {
     return minimum(maximum(x, low), high);
 }
+template <typename R> __device__ __forceinline__ R wrapped(R r, R d) { return r != 0 && (r < 0) != (d < 0) ? r + d : r; }
+__device__ __forceinline__ float modulo(float x, float d) { return wrapped(fmodf(x, d), d); }
+__device__ __forceinline__ double modulo(double x, double d) { return wrapped(fmod(x, d), d); }
 __device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 __device__ __forceinline__ double sigmoid(double x) { return 1.0 / (1.0 + exp(-x)); }
 __device__ __forceinline__ float softplus(float x) { return maximum(x, 0.0f) + log1pf(expf(-fabsf(x))); }

@@ -199,7 +199,7 @@ class Statistics:
         """The launch of the first kernel for inputs of these sizes, at addresses that lie so far behind a multiple
         of 16.
         """
-        steps, neurons, ((inner, channels),), _ = geometry
+        steps, neurons, ((inner, channels),) = geometry[:3]
         if step == neurons:
             # dense steps are read as one
             steps, neurons = 1, steps * neurons

@@ -75,7 +75,7 @@ class IpuInterpreter(Interpreter):
             if 0 in shape:
                 raise Unsupported(f"{self.owner}: input of shape {shape} is empty, which PopTorch cannot compile")
             # there the backward of an autograd.Function never runs
-            return self.interpret(inputs, state, params, record, tie=False)
+            return self.interpret(inputs, state, params, record)
         outputs, final, trace = self.interpret(inputs, state, params, record)
         first_only = OnceDifferentiable.apply
         outputs, trace = tuple(map(first_only, outputs)), tuple(map(first_only, trace))

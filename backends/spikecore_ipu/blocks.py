@@ -69,24 +69,16 @@ class _Begun:
 @contextmanager
 def placed(net: nn.Module) -> Iterator[None]:
     """Around the compilation of ``net``; raises ValueError at the end if a stage of :func:`pipeline` was not begun."""
-    begun = [(module, hook) for module in net.modules() for hook in _stages_of(module)]
-    wrapped: List[nn.Module] = []
-    for module, stage in begun:
+    begun = [hook for module in net.modules() for hook in _stages_of(module)]
+    for stage in begun:
         stage.met = False
-        run: Any = getattr(module, "run", None)
-        if callable(run) and "run" not in vars(module):
-            vars(module)["run"] = _beginning(run, module, stage)
-            wrapped.append(module)
-    try:
-        yield
-    finally:
-        for module in wrapped:
-            del vars(module)["run"]
-    missed = [stage.name for _, stage in begun if not stage.met]
+    yield
+    missed = [stage.name for stage in begun if not stage.met]
     if missed:
         raise ValueError(
             f"the pipeline stages {', '.join(map(repr, missed))} were not reached: forward calls no such submodule, "
-            "and PopTorch would leave what they compute on the IPU before; give pipeline() modules that forward calls"
+            "and PopTorch would leave what they compute on the IPU before; give pipeline() modules that forward calls; "
+            "around neuron.run(...), which PopTorch does not see, write with poptorch.Block(name, ipu_id=...)"
         )
 
 
@@ -96,16 +88,6 @@ def _stages_of(module: nn.Module) -> List[_Begun]:
     if not any(repr(hook).startswith("BeginBlock(") for hook in hooks):
         return []
     return [hook for hook in hooks if isinstance(hook, _Begun)]
-
-
-def _beginning(run: Callable[..., Any], module: nn.Module, stage: _Begun) -> Callable[..., Any]:
-    def begins(*args: Any, **kwargs: Any) -> Any:
-        library: Any = poptorch()
-        library.Block.start(stage.name, stage.ipu)
-        stage(module, args)
-        return run(*args, **kwargs)
-
-    return begins
 
 
 @contextmanager

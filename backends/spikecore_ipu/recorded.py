@@ -65,6 +65,14 @@ def _softplus(x: Tensor) -> Tensor:
     return _maximum(x, number(0.0, x)) + torch.log1p(torch.exp(-torch.abs(x)))
 
 
+def _remainder(x: Tensor, divisor: Tensor) -> Tensor:
+    """``x - divisor * floor(x / divisor)``."""
+    value = torch.remainder(x, divisor).detach()
+    times = torch.round((x - value) / divisor).detach()
+    moved = _finite(x - times * divisor)
+    return value - (moved.detach() - moved)
+
+
 def _clamp(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
     """``min(max(x, low), high)``; at a bound the gradient is that of ``x``."""
     raised = torch.where(torch.logical_or(x > low, x != x), x, low)
@@ -84,5 +92,6 @@ RECORDED: Dict[str, Callable[..., Tensor]] = {
     "maximum": _maximum,
     "minimum": _minimum,
     "clamp": _clamp,
+    "remainder": _remainder,
     "softplus": _softplus,
 }

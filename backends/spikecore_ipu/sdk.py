@@ -16,7 +16,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
-import threading
 from collections import deque
 from contextlib import contextmanager
 from typing import Any, Callable, Deque, Iterator, Optional
@@ -71,12 +70,6 @@ def poptorch() -> Any:
 _lock = Lock(patience=0.0)
 
 
-class _Thread(threading.local):
-    #: Number of blocks of :func:`exclusive` that this thread is in.
-    depth = 0
-
-
-_thread = _Thread()
 #: Work that remains for programs that were garbage collected.
 _dropped: Deque[Callable[[], None]] = deque()
 
@@ -85,14 +78,12 @@ _dropped: Deque[Callable[[], None]] = deque()
 def exclusive() -> Iterator[None]:
     """One thread at a time is in such a block, and may enter another; other threads wait."""
     with _lock:
-        if not _thread.depth:
+        if _lock.depth == 1:
             _end_dropped()
-        _thread.depth += 1
         try:
             yield
         finally:
-            _thread.depth -= 1
-            if not _thread.depth:
+            if _lock.depth == 1:
                 _end_dropped()
 
 
@@ -105,7 +96,7 @@ def when_idle(end: Callable[[], None]) -> None:
     _dropped.append(end)
     if _lock.acquire(timeout=0):
         try:
-            if not _thread.depth:
+            if not _lock.depth:
                 _end_dropped()
         finally:
             _lock.release()

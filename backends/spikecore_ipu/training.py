@@ -18,6 +18,7 @@ from typing import Any, Callable, Dict, List, MutableMapping, Optional, Tuple
 from torch import Tensor, nn
 
 from spikecore.backend import Unsupported
+from spikecore.core.modules import in_mode
 from spikecore.training import all_or_nothing, check_optimizer, check_parts
 from spikecore_ipu.executor import Compiled, check_sharing, checked_net, checked_options, joined
 from spikecore_ipu.sdk import exclusive, poptorch, when_idle
@@ -196,20 +197,11 @@ class IpuInference(Compiled):
 
     def __call__(self, inputs: Any) -> Any:
         """Outputs, without gradients."""
-        with exclusive():
-            return self._predict(inputs)
-
-    def _predict(self, inputs: Any) -> Any:
-        modes = [(module, module.training) for module in self.net.modules()]
-        self.net.eval()
-        try:
+        with exclusive(), in_mode(self.net, False):
             self._check_layout()
             self._take_device()
             self._hand_over()
             return joined(self._run(inputs), self._step.traced)
-        finally:
-            for module, mode in modes:
-                module.training = mode
 
     def _hand_over(self) -> None:
         """Copy the weights to the device if they have changed since the last call."""

@@ -23,7 +23,7 @@ from spikecore.backend import Unsupported
 from spikecore_ipu.sdk import poptorch
 
 #: Hyperparameters that PopTorch's optimiser of the same name takes, and the value at which each is off, if any.
-_TAKEN: Mapping[Type[torch.optim.Optimizer], Mapping[str, Any]] = {
+ACCEPTED: Mapping[Type[torch.optim.Optimizer], Mapping[str, Any]] = {
     torch.optim.SGD: {"lr": None, "momentum": 0, "weight_decay": 0, "nesterov": False},
     torch.optim.Adam: {"lr": None, "betas": None, "eps": None, "weight_decay": 0},
     torch.optim.AdamW: {"lr": None, "betas": None, "eps": None, "weight_decay": None},
@@ -106,7 +106,7 @@ class Translated:
         """
         self.target.load_state_dict({**state, "ipu_param": {}})
         if self.target is not self.source:
-            accepted = _TAKEN[type(self.source)]
+            accepted = ACCEPTED[type(self.source)]
             for mine, theirs in zip(self.source.param_groups, self.target.param_groups):
                 mine.update({name: theirs[name] for name in accepted if name in theirs})
         self.seen = _hyperparameters(self.source)
@@ -121,9 +121,9 @@ def translated(optimizer: torch.optim.Optimizer, net: nn.Module) -> Translated:
     _check_parameters(optimizer, net)
     if _is_poptorch(optimizer):
         return Translated(optimizer, optimizer, _hyperparameters(optimizer), _parameter_ids(optimizer))
-    accepted = _TAKEN.get(type(optimizer))
+    accepted = ACCEPTED.get(type(optimizer))
     if accepted is None:
-        known = ", ".join(kind.__name__ for kind in _TAKEN)
+        known = ", ".join(kind.__name__ for kind in ACCEPTED)
         raise Unsupported(
             f"optimizer is {type(optimizer).__name__}, which PopTorch cannot run; use torch.optim's {known}, or one "
             "of poptorch.optim, such as LAMB"
@@ -152,7 +152,7 @@ def _is_poptorch(optimizer: torch.optim.Optimizer) -> bool:
 
 def _hyperparameters(optimizer: torch.optim.Optimizer) -> Hyperparameters:
     """Those that PopTorch reads, by group; of an optimiser of PopTorch's, all."""
-    accepted: Optional[Mapping[str, Any]] = _TAKEN.get(type(optimizer))
+    accepted: Optional[Mapping[str, Any]] = ACCEPTED.get(type(optimizer))
     groups = []
     for group in optimizer.param_groups:
         names = [name for name in group if name != "params" and (accepted is None or name in accepted)]

@@ -24,6 +24,7 @@ CAPABILITIES = Capabilities(
     normalised_shortcut=True,
     recurrent=True,
     feedback_options=True,
+    feedback_gates=True,
     # before, Dynamo could not look through a neuron without a graph break
     torch_compile=COMPILES,
 )

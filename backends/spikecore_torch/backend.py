@@ -14,7 +14,8 @@ from torch import Tensor
 
 from spikecore.backend import Backend, Capabilities, ParamValue, Runner, Spec, Tensors, by_call
 from spikecore.dtypes import has_float64
-from spikecore.interpreter import FeedbackLoop, Interpreter, SingleSteps, step_spec
+from spikecore.interpreter import FeedbackLoop, Interpreter, step_spec
+from spikecore.kernels.eager import SingleSteps
 from spikecore.lang import Program
 from spikecore_torch import CAPABILITIES
 
@@ -34,7 +35,7 @@ class TorchBackend(Backend):
     def compile(self, program: Program, spec: Spec) -> Runner:
         """An interpreter of the program; any step count, parameter kind and gradient is the same to it."""
         if spec.feedback is not None:
-            return FeedbackLoop(program, TorchRunner(program, step_spec(program, spec)), spec.feedback)
+            return FeedbackLoop(program, TorchRunner(program, step_spec(program, spec)), spec.feedback, spec.further)
         return TorchRunner(program, spec)
 
 
@@ -46,10 +47,7 @@ class TorchRunner(Interpreter):
         """Its single steps."""
         return SingleSteps(self)
 
-    def __call__(
-        self, inputs: Tensors, state: Optional[Tensors], params: Tuple[ParamValue, ...], record: Tuple[str, ...]
-    ) -> Tuple[Tensors, Optional[Tensors], Tensors]:
-        return self.interpret(inputs, state, params, record)
+    __call__ = Interpreter.interpret
 
     def one_step(
         self, inputs: Tensors, state: Optional[Tensors], params: Tuple[ParamValue, ...]

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import ast
 import math
+import re
 from html import escape
 from typing import Callable, Dict, FrozenSet, List, Mapping, NamedTuple, Tuple
+
+from spikecore.lang import Program
 
 GREEK = {
     name: chr(code)
@@ -78,8 +81,16 @@ def display(lines: List[str]) -> str:
     return f'<div class="formula">{rows}</div>'
 
 
+def named(program: Program) -> Program:
+    """The program with the names of its definition, as in ``h = sc.ops.named("h", ...)``, where it has some."""
+    values = {name: getattr(program, name) for name in Program.__slots__ if name not in ("key", "labels", "name")}
+    labels = {**program.labels, **{node: name for name, node in program.named.items()}}
+    return Program(program.name, labels=labels, **values)
+
+
 def of_neuron(program: str, states: FrozenSet[str]) -> str:
     """The step of a neuron: states before it are those of t - 1, inputs and states after it those of t."""
+    program, states = re.sub(r"\[(\d+)\]", r"_\1", program), frozenset(re.sub(r"\[(\d+)\]", r"_\1", s) for s in states)
     found = equations(program)
     # ``v_next = ...`` and ``next v = v_next`` are one equation
     renamed = {e.right.id: e.left for e in found if e.kind == "next" and isinstance(e.right, ast.Name)}

@@ -26,6 +26,7 @@ import spikecore as sc
 LISTS = ("gallery", "surrogates")
 #: Calls of constructors that need more than their defaults.
 CALLS = {
+    "DHLIF": "sc.DHLIF(branches=4)",
     "Leaky": "sc.Leaky(beta=0.9)",
     "Recurrent": "sc.Recurrent(sc.LIF(), nn.Linear(10, 10))",
     "layers.NormNeuron": "sc.layers.NormNeuron(nn.BatchNorm1d(10), sc.LIF())",
@@ -78,8 +79,12 @@ def use(path: str) -> List[str]:
     """A program of a few lines, which runs here."""
     made = call(path)
     imports = ["import torch", *(["from torch import nn"] if "nn." in made else []), "import spikecore as sc"]
-    lines = [*imports, "", "# 16 steps, batch 4, 10 neurons", "x = torch.rand(16, 4, 10)"]
-    lines.append(f"{'potential' if path == 'LI' else 'spikes'} = {made}(x)")
+    branches = ", 4" if path == "DHLIF" else ""
+    what = f"10 neurons{' of 4 branches' if branches else ''}"
+    inputs = pictures.INPUTS.get(path, "x")
+    drawn = [f"{name} = torch.rand(16, 4, 10{branches})" for name in inputs]
+    lines = [*imports, "", f"# 16 steps, batch 4, {what}", *drawn]
+    lines.append(f"{'potential' if path == 'LI' else 'spikes'} = {made}({', '.join(inputs)})")
     with sc.use_backend("torch"):
         exec("\n".join(lines), {})
     return ["", ".. code-block:: python", "", *(f"   {line}" for line in lines), ""]
@@ -102,19 +107,25 @@ def table(head: List[str], rows: List[List[str]], style: str = "") -> List[str]:
 def arguments(path: str) -> List[str]:
     """The table of the arguments of a class: what its docstring lists, and the default of each."""
     value, described = kind(path), documented(kind(path))[1]
-    every = inspect.signature(sc.Neuron).parameters if issubclass(value, sc.Neuron) else {}
     rows = []
     for name, each in inspect.signature(value).parameters.items():
-        if name in described:
-            default = "" if each.default is each.empty else f"``{_shown(each.default)}``"
-            rows.append([f"``{name}``", default, described[name]])
-        elif name not in every:
+        if name not in described:
             raise LookupError(f"write a line '{name}: what it is' into the docstring of {value.__name__}")
-    lines = table(["argument", "default", "meaning, unit, range"], rows, "arguments")
-    if every:
-        also = ", ".join(f"``{name}``" for name in every if name not in described)
-        lines += [f"Every neuron also takes {also}: :class:`spikecore.Neuron`.", ""]
-    return lines
+        default = "" if each.default is each.empty else f"``{_shown(each.default)}``"
+        rows.append([f"``{name}``", default, described[name]])
+    return table(["argument", "default", "meaning, unit, range"], rows, "arguments")
+
+
+def with_reset(value: Any, lines: List[str]) -> List[str]:
+    """The lines, with the equations of the reset where they name its class."""
+    if not issubclass(value, sc.neurons.Membrane):
+        return lines
+    equations = documented(sc.neurons.Membrane)[0]
+    begin = equations.index("::") + 2
+    reset = [line for line in equations[begin:] if line.startswith("    v' =")]
+    named = r"(?m)^then reset(?: of ``v``)? \(:class:`Membrane`\)[.;,] ?(\w?)"
+    block = "\n".join(["then the reset::", "", *reset, "", ""])
+    return re.sub(named, lambda found: block + found[1].upper(), "\n".join(lines)).splitlines()
 
 
 def _shown(value: Any) -> str:
@@ -132,7 +143,7 @@ def page(path: str) -> str:
     lines += [*use(path), *_raw(figure(path))]
     if any(rest):
         heading = "Equations" if "::" in "\n".join(rest) else "Details"
-        lines += [heading, "-" * len(heading), "", *rest, ""]
+        lines += [heading, "-" * len(heading), "", *with_reset(value, rest), ""]
     if shown := formula(path):
         is_neuron = issubclass(value, sc.Neuron)
         what = "One step as it is compiled, with the defaults and nothing learnt:" if is_neuron else "The derivative:"
@@ -145,7 +156,7 @@ def page(path: str) -> str:
 
 @lru_cache(maxsize=None)
 def answer(path: str) -> pictures.Answer:
-    """What the neuron of a path does with a step of current."""
+    """Answer of the neuron of a path to a step of current."""
     with sc.use_backend("torch"):  # the reference, whatever is installed
         return pictures.answer(path)
 
@@ -166,8 +177,10 @@ def formula(path: str) -> str:
         return formulas.of_surrogate(str(sc.IF(surrogate=value()).program))
     neuron = answer(path).module
     if path in sc.neurons.MODELS:  # what is learnt is limited to its range, which is no part of the equations
-        neuron = sc.neurons.example(path, learn=())
-    return formulas.of_neuron(str(neuron.program), frozenset(neuron.states)) if isinstance(neuron, sc.Neuron) else ""
+        neuron = sc.neurons.example(path, learn=(), **dict.fromkeys(value.sizes, 2))
+    if not isinstance(neuron, sc.Neuron):
+        return ""
+    return formulas.of_neuron(str(formulas.named(neuron.program)), frozenset(neuron.program.states))
 
 
 def card(path: str) -> List[str]:

@@ -4,6 +4,7 @@
 in a diff, without output. The build runs each page from top to bottom in a process of its own, with warnings as errors,
 and writes it three times: as a page of the site, as ``NAME.ipynb`` with the same output, and as ``NAME.py``.
 A line ``<!-- assert ... -->`` after a block is what the text claims: it is checked there, and shown nowhere.
+The program of ``docs/index.md`` runs, too, and has no files.
 
 ``python docs/_ext/notebooks.py PAGE ...`` writes the notebooks and programs alone, into ``build/notebooks``.
 """
@@ -59,6 +60,11 @@ def pages() -> List[Path]:
     return [DOCS / "tutorial.md", *sorted({*(DOCS / "notebooks").glob("*.md")} - {DOCS / "notebooks" / "index.md"})]
 
 
+def executed() -> List[Path]:
+    """Every page whose blocks run: the notebooks, and the first page."""
+    return [DOCS / "index.md", *pages()]
+
+
 def blocks(text: str) -> List[Block]:
     """The Python blocks of a page, and the text between them."""
     parts: List[Block] = []
@@ -72,7 +78,7 @@ def blocks(text: str) -> List[Block]:
 
 
 def checks(text: str) -> List[str]:
-    """What the text after a block claims."""
+    """Claims of the text after a block."""
     return re.findall(r"(?m)^<!-- (assert .*) -->$", text)
 
 
@@ -115,7 +121,7 @@ def svg(text: str, label: str) -> str:
 
 
 def execute(page: Path) -> List[Dict[str, Any]]:
-    """What each Python block of a page printed and drew, when run in order in this process."""
+    """Output and pictures of each Python block of a page, when run in order in this process."""
     import matplotlib as mpl
 
     mpl.use("agg")
@@ -147,7 +153,7 @@ def execute(page: Path) -> List[Dict[str, Any]]:
 
 
 def run(page: Path, threads: int) -> List[Dict[str, Any]]:
-    """What each Python block of a page printed and drew, in a new process and an empty folder."""
+    """Output and pictures of each Python block of a page, in a new process and an empty folder."""
     warnings = [argument for each in ("error", *IGNORED) for argument in ("-W", each)]
     paths = [str(DOCS.parent), str(DOCS.parent / "backends"), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "OMP_NUM_THREADS": str(threads)}
@@ -168,14 +174,14 @@ def run(page: Path, threads: int) -> List[Dict[str, Any]]:
 
 
 def run_together(chosen: List[Path]) -> Dict[Path, List[Dict[str, Any]]]:
-    """What the blocks of these pages gave, as many pages at a time as there are cores; not of one that runs alone."""
+    """Results of the blocks of these pages, as many pages at a time as there are cores; not of one that runs alone."""
     together = [page for page in chosen if page.stem != ALONE]
     with ThreadPoolExecutor(CORES) as pool:
         return dict(zip(together, pool.map(lambda page: run(page, 1), together)))
 
 
 def run_alone(chosen: List[Path]) -> Dict[Path, List[Dict[str, Any]]]:
-    """What the blocks of the page gave that measures."""
+    """Results of the blocks of the page that measures."""
     return {page: run(page, CORES) for page in chosen if page.stem == ALONE}
 
 
@@ -242,6 +248,8 @@ def page_with(text: str, name: str, outputs: List[Dict[str, Any]]) -> str:
         parts += [_printed(paragraph) for paragraph in re.split(r"\n{2,}", output["text"].strip("\n")) if paragraph]
         drawn = [f'<figure class="drawn">{figure["svg"]}</figure>' for figure in output["figures"]]
         parts += [f"\n```{{raw}} html\n{figure}\n```\n" for figure in drawn]
+    if name == "index":
+        return "".join(parts)
     links = [f'<a href="{name}.{end}" download>{kind}</a>' for end, kind in FILES]
     words = f"This page as a {links[0]} or a {links[1]}. The output below is of the build of this site."
     files = f'\n```{{raw}} html\n<p class="notebook-files">{words}</p>\n```\n'
@@ -258,13 +266,13 @@ def _printed(text: str) -> str:
 def begun(app: Any) -> None:
     """Run the pages, beside what Sphinx reads before it needs them."""
     app.notebooks = {}
-    app.running = ThreadPoolExecutor(1).submit(run_together, pages()) if app.builder.format == "html" else None
+    app.running = ThreadPoolExecutor(1).submit(run_together, executed()) if app.builder.format == "html" else None
 
 
 def read(app: Any, docname: str, source: List[str]) -> None:
     """Put its output into a page."""
     page = DOCS / f"{docname}.md"
-    if app.running is None or page not in pages():
+    if app.running is None or page not in executed():
         return
     if not app.notebooks:
         app.notebooks = app.running.result()
@@ -275,7 +283,8 @@ def read(app: Any, docname: str, source: List[str]) -> None:
 def finished(app: Any, error: Any) -> None:
     """Put notebooks and programs beside the pages of the site."""
     if not error:
-        for page, outputs in app.notebooks.items():
+        for page in filter(app.notebooks.__contains__, pages()):
+            outputs = app.notebooks[page]
             write(page, outputs, (Path(app.outdir) / page.relative_to(DOCS)).parent, app.config.spikecore_url)
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List
+from inspect import cleandoc, signature
+from typing import Any, Callable, Dict, List
 
 import gallery
 
-from spikecore.lang import Node, Program
+from spikecore.lang import Expr, Node, Program
 from spikecore.lang.node import const, substitute
-from spikecore.lang.operations import ROWS, Operation
+from spikecore.lang.operations import COMPOSED, ROWS, Operation
 
 
 def _text(node: Node) -> str:
@@ -31,13 +32,21 @@ def _cells(row: Operation) -> List[str]:
     return [_text(shown), row.doc or "as IEEE 754 rounds it", ", ".join(parts)]
 
 
+def _composed(name: str, formula: Callable[..., Any]) -> List[str]:
+    names = list(signature(formula).parameters)
+    root = formula(*[Expr(Node("input", (), argument)) for argument in names]).node
+    doc = cleandoc(formula.__doc__ or "")
+    return [f"``{name}({', '.join(names)})``", f"{doc} The formula is {_text(root)}.", "by the rules of its operations"]
+
+
 class OperationTable(gallery.Written):
     """Every operation."""
 
     def lines(self) -> List[str]:
         """The table."""
         return gallery.table(
-            ["operation", "value", "what its arguments get of its cotangent g"], list(map(_cells, ROWS))
+            ["operation", "value", "what its arguments get of its cotangent g"],
+            [*map(_cells, ROWS), *(_composed(name, formula) for name, formula in COMPOSED.items())],
         )
 
 

@@ -25,7 +25,7 @@ ENOUGH = 4
 
 
 class Answer(NamedTuple):
-    """What a neuron does with a step of current."""
+    """Answer of a neuron to a step of current."""
 
     module: Any
     #: What it is, in words.
@@ -58,8 +58,13 @@ DRAWN: Dict[str, Tuple[Callable[[], Any], str]] = {
     "Recurrent": (_recurrent, "LIF whose spikes come back with the weight -0.5"),
     "layers.NormNeuron": (_normalised, "LIF behind a normalisation of weight 2 in training"),
     "layers.PSN": (lambda: sc.layers.PSN(STEPS), "PSN with random weights, as it begins"),
+    "DHLIF": (lambda: sc.DHLIF(branches=2, w_branch=[0.0, 4.0]), "DHLIF of a fast branch and a slow one"),
+    "SpikingSSM": (lambda: sc.SpikingSSM(n=3), "SpikingSSM of 3 states"),
     "layers.SlidingPSN": (lambda: sc.layers.SlidingPSN(8), "SlidingPSN(8) with the weights that it begins with"),
 }
+
+#: Inputs of what has several; the first gets the current, the others are 0.
+INPUTS: Dict[str, Sequence[str]] = {"CobaLIF": ("e", "i")}
 
 
 def answer(path: str) -> Answer:
@@ -86,9 +91,14 @@ def _run(module: Any, x: torch.Tensor) -> Tuple[torch.Tensor, Dict[str, torch.Te
         traces: Dict[str, torch.Tensor] = {}
         module.fire.register_forward_pre_hook(lambda _, inputs: traces.update(h=inputs[0]))
         return module(x), traces
-    states = tuple(getattr(module, "neuron", module).states)
-    output, _, traces = module.run(x, record=states)
-    return output, traces
+    neuron = getattr(module, "neuron", module)
+    if isinstance(type(neuron).inputs, dict):  # a vector
+        x = x.unsqueeze(-1).expand(*x.shape, len(neuron.inputs))
+    others = [torch.zeros_like(x)] * (len(INPUTS.get(type(neuron).__name__, "x")) - 1)
+    output, _, traces = module.run(x, *others, record=tuple(neuron.states))
+    apart = {name: value.unbind(-1) for name, value in traces.items() if name in neuron.vectors}
+    each = {f"{name}[{k}]": part for name, parts in apart.items() for k, part in enumerate(parts)}
+    return output, {**{name: value for name, value in traces.items() if name not in apart}, **each}
 
 
 def fires(shown: Answer) -> str:
@@ -190,7 +200,7 @@ def _line(points: str) -> str:
 
 
 def small_neuron(shown: Answer) -> str:
-    """What fires, with the spikes above."""
+    """Potential of a neuron that fires, with the spikes above."""
     values = shown.traces[fires(shown)].tolist()
     fired = [] if shown.spikes is None else shown.spikes.nonzero()[:, 0].tolist()
     places = [f"M{k * WIDTH / (STEPS - 1):.1f} 1V{ABOVE - 5}" for k in fired]

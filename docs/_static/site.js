@@ -18,3 +18,18 @@ document.addEventListener("DOMContentLoaded", () => {
     window.addEventListener("resize", fit);
   }
 });
+
+// A menu with many open entries hides what a reader looks for: the deepest open group is folded until 15 are left. A
+// click opens it.
+document.addEventListener("DOMContentLoaded", () => {
+  const menu = document.querySelector(".sidebar-tree");
+  if (!menu) return;
+  const depth = (node) => (node === menu ? 0 : 1 + depth(node.parentElement));
+  const isOpen = (item) => {
+    const group = item.parentElement.closest("li");
+    return !group || (isOpen(group) && group.querySelector(":scope > .toctree-checkbox").checked);
+  };
+  const open = () => [...menu.querySelectorAll("li")].filter(isOpen).length;
+  const boxes = [...menu.querySelectorAll(".toctree-checkbox:checked")].sort((a, b) => depth(b) - depth(a));
+  while (open() > 15 && boxes.length) boxes.shift().checked = false;
+});

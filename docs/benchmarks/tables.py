@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Tuple
 
-from spikecore_bench._report import MEASURED, Report, Row, from_json
+from spikecore_bench.report import MEASURED, Report, Row, from_json
 
 HERE = Path(__file__).parent
 PAGES = ("open-neuromorphic.md", "shd.md", "online.md", "README.md")

@@ -20,8 +20,6 @@ ORDER = ("MNIST", "digits", "store and recall", "Japanese Vowels", "the QT datab
 HEAD = """\
 # Results
 
-Made by `python docs/results/page.py` from the files in [results](results); do not edit.
-
 Accuracy is that of the test part after the last epoch: the median over the seeds 0, 1 and 2, and in brackets the least
 and the most; a row with fewer seeds says so.
 The sizes, the learning rate and the augmentation for MNIST were chosen by test images with seed 0.
@@ -70,6 +68,8 @@ digits = net(images).sum(0).argmax(-1)
 LICENCE = """
 The licences of the data allow weights trained on them to be passed on with the authors' names, those of MNIST under the
 same licence.
+
+Made by `python docs/results/page.py` from the files in [results](results); do not edit.
 """
 
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from spikecore.core.checkpoints import SNNTORCH, STATES_OF_SNNTORCH
+from spikecore.core.checks import check_network
 from spikecore.core.neuron import Neuron
 from spikecore.layers import TimeBatched
 from spikecore.neurons import Recurrent
@@ -65,8 +66,7 @@ def load_weights(
     (FileNotFoundError, PermissionError, IsADirectoryError) for a file that cannot be read, and RuntimeError for what
     ``load_state_dict`` refuses; a ``net`` that ``copy.deepcopy`` takes is then as it was.
     """
-    if not isinstance(net, nn.Module):
-        raise TypeError(f"sc.load_weights: net={shown(net)} must be a network (an nn.Module)")
+    check_network("sc.load_weights", net)
     state = _unwrapped(net, _entries(file))
     named = _by_order(net, state, strict) if order else _by_name(net, state)
     try:
@@ -203,19 +203,17 @@ def _by_order(net: nn.Module, state: Mapping[str, Tensor], strict: bool = True) 
     for key, value in state.items():
         theirs, _, leaf = key.rpartition(".")
         groups.setdefault(theirs, {})[leaf] = value
-    modules, named = iter(list(net.named_modules())), {}
+    # in the order of net.state_dict(); a neuron without entries takes some as numbers
+    places, named = iter(dict(net.named_modules()).items()), {}
     for theirs, entries in groups.items():
-        for ours, module in modules:
+        for ours, module in places:
             if _fits(module, entries):
                 named.update({f"{ours}.{leaf}" if ours else leaf: value for leaf, value in entries.items()})
                 break
-            is_left_out = not strict and isinstance(
-                module, Neuron
-            )  # a neuron that learns, in the place of one that did not
-            if module.state_dict() and not list(module.children()) and not is_left_out:
+            if _own_entries(module) and (strict or not isinstance(module, Neuron)):  # a neuron may learn here alone
                 raise ValueError(
                     f"sc.load_weights: in order, {theirs!r} of the checkpoint, with {_shapes(entries)}, would go to "
-                    f"{ours!r} ({type(module).__name__}) with {_shapes(module.state_dict())}"
+                    f"{ours!r} ({type(module).__name__}) with {_shapes(_own_entries(module))}"
                 )
         else:
             raise ValueError(
@@ -241,6 +239,9 @@ def _fits(module: nn.Module, entries: Mapping[str, Tensor]) -> bool:
     """True if a module takes all entries of a module of the checkpoint, with their shapes."""
     if isinstance(module, Neuron):
         return all(_takes(module, name) for name in entries)
-    entries_of_module = {**module._parameters, **module._buffers}
-    tensors = {name: value for name, value in entries_of_module.items() if value is not None}
-    return set(entries) == set(tensors) and all(tensors[name].shape == value.shape for name, value in entries.items())
+    return _shapes(entries) == _shapes(_own_entries(module))
+
+
+def _own_entries(module: nn.Module) -> Dict[str, Tensor]:
+    """The entries of a module itself, without those of its parts."""
+    return {key: value for key, value in module.state_dict().items() if "." not in key and isinstance(value, Tensor)}

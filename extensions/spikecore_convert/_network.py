@@ -9,12 +9,12 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Set, 
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from spikecore.words import shown
+from spikecore.core.checks import check_network
+from spikecore.core.modules import replace_modules
 from spikecore_convert import _snntorch, _spikingjelly
-from spikecore_convert._swapped import Conversion, Left
+from spikecore_convert._spikingjelly_layers import description_of
+from spikecore_convert._swapped import Change, Conversion, Left, counterpart
 
-#: Change of a module into a converted one: called, it changes the module and returns the description of its neuron.
-Change = Callable[[], str]
 #: Reason why a parametrized neuron is left, whose class is one that torch made.
 PARAMETRIZED = (
     "it is parametrized (torch.nn.utils.parametrize), and its parameters would become those of module.neuron; convert "
@@ -40,13 +40,14 @@ def convert(net: nn.Module, *, strict: bool = False) -> Conversion:
         functional.reset_net(net)  # as before; sc.reset(net) does the same
 
     ``forward`` of the network, its loop over time, and calls of the other library on it stay as they are:
-    ``spk, mem = lif(x, mem)``, ``utils.reset(net)``, ``functional.set_step_mode(net, "m")``. Spikes are the same, and
-    gradients are those of the same equations. Each replaced module becomes one that holds a neuron of spikecore as
-    ``module.neuron`` and is still of its class. Its parameters, learnt and fixed, are the same tensors as before, so an
-    optimiser made before goes on, and the state that it carries stays. ``state_dict()`` has the same keys, and takes
-    checkpoints from before. Reading and setting a number (``v_threshold``, ``beta``) reaches the neuron; what cannot be
-    set any more raises, and says what to set. What has another meaning here is left: the module runs as before, and is
-    listed with the reason. So is a neuron in a plain list, tuple or dict, which is no part of the network for torch.
+    ``spk, mem = self.lif(x, mem)``, ``utils.reset(net)``, ``functional.set_step_mode(net, "m")``. Spikes are the same,
+    and gradients are those of the same equations. In the place of each replaced module stands another one of its class,
+    which holds a neuron of spikecore as ``module.neuron``; the module itself, where something else refers to it, stays
+    as it is. Parameters, learnt and fixed, are the same tensors as before, so an optimiser made before goes on, and the
+    state that was carried stays. ``state_dict()`` has the same keys, and takes checkpoints from before. Reading and
+    setting a number (``v_threshold``, ``beta``) reaches the neuron; what cannot be set any more raises, and says what
+    to set. What has another meaning here is left: the module runs as before, and is listed with the reason. So is a
+    neuron in a plain list, tuple or dict, which is no part of the network for torch, even where it is elsewhere.
 
     Steps ``"m"`` of SpikingJelly are one call of all steps, and so are neurons in its ``MultiStepContainer`` and in a
     stateful ``StepModeContainer``. What loops over steps one by one gets no faster by this.
@@ -57,17 +58,17 @@ def convert(net: nn.Module, *, strict: bool = False) -> Conversion:
 
     The report has ``replaced`` and ``left``, each name -> words, and prints as one line for each module.
 
-    Raises TypeError for what is no module, and ValueError for a network without a module of these libraries. Which
-    neurons, arguments and surrogates there are is in docs/convert.md.
+    Raises TypeError for what is no module, and ValueError for a network without a module of these libraries, or that is
+    itself such a neuron. Which neurons, arguments and surrogates there are is in docs/convert.md.
     """
-    if not isinstance(net, nn.Module):
-        raise TypeError(f"sc.convert: net={shown(net)} must be a network (an nn.Module)")
+    check_network("sc.convert", net)
     changes: List[Tuple[str, nn.Module, Change]] = []
     left: Dict[str, str] = {}
     seen = 0
+    parts: Set[nn.Module] = set()  # of modules that change as a whole
     for name, module in net.named_modules():
         find = _library(module)
-        if find is None:
+        if find is None or module in parts:
             continue
         seen += 1
         try:
@@ -77,21 +78,45 @@ def convert(net: nn.Module, *, strict: bool = False) -> Conversion:
             continue
         if change is not None:
             changes.append((name, module, change))
-    hidden = {
-        place: f"{type(module).__name__}: {why}" for place, module, why in hidden_modules(net) if _is_neuron(module)
-    }
-    left.update(hidden)
+            parts.update(() if isinstance(module, nn.Sequential) else module.modules())
+    changing = {id(module) for _, module, _ in changes}
+    hidden = [row for row in hidden_modules(net, changing) if _is_neuron(row[1])]
+    left.update({place: f"{type(module).__name__}: {why}" for place, module, why in hidden})
+    # a list would keep the module, and the network would have another one
+    changing.difference_update(id(module) for _, module, _ in hidden)
+    changes = [change for change in changes if id(change[1]) in changing]
     if not (seen or hidden):
         known = " or ".join(sorted(LIBRARIES))
         raise ValueError(f"sc.convert: no module of {known} in this {type(net).__name__}; there is nothing to convert")
     if left and strict:
         raise ValueError(f"sc.convert: with strict=True nothing was changed\n{Conversion({}, left)}")
-    # the name of the class is read before the class changes
-    replaced = {name: f"{type(module).__name__} -> {change()}" for name, module, change in changes}
+    if id(net) in changing:
+        raise ValueError(
+            f"sc.convert: net is itself a {type(net).__name__}, and another module is to stand in its place; give a "
+            "network that contains it, net = nn.Sequential(net)"
+        )
+    replaced = {}
+    for name, module, change in changes:
+        made, words = change()
+        replace_modules(net, {module: made})
+        replaced[name] = f"{type(module).__name__} -> {words}"
+    _replace_layers(net)
     done = Conversion(replaced, left)
     if left:
         warnings.warn(f"sc.convert left modules as they are\n{Conversion({}, left)}", stacklevel=2)
     return done
+
+
+def _replace_layers(net: nn.Module) -> None:
+    """Have layers without state say to a reader of networks what they compute; parts of a module before it.
+
+    One that a plain list holds as well stays: the list would keep it, and the network would have another one.
+    """
+    layers = [module for module in net.modules() if module is not net and description_of(module) is not None]
+    hidden = {id(module) for _, module, _ in hidden_modules(net, set(map(id, layers)))}
+    for module in reversed(layers):
+        if id(module) not in hidden:
+            replace_modules(net, {module: counterpart(module, description_of(module))})
 
 
 def _is_neuron(module: nn.Module) -> bool:
@@ -118,9 +143,12 @@ def _library(module: nn.Module) -> Optional[Callable[[Any], Optional[Change]]]:
 _OF_TORCH = frozenset(vars(nn.Module()))
 
 
-def hidden_modules(net: nn.Module) -> Iterator[Tuple[str, nn.Module, str]]:
-    """``(place, module, why torch does not see it)`` of each such module, once."""
-    seen = set(map(id, net.modules()))
+def hidden_modules(net: nn.Module, changing: Set[int]) -> Iterator[Tuple[str, nn.Module, str]]:
+    """``(place, module, why torch does not see it)`` of each such module, once. changing: ids of modules that are
+    listed even if they are parts of the network, too.
+    """
+    parts = set(map(id, net.modules()))
+    seen = parts - changing
     for name, holder in net.named_modules():
         for attribute, value in vars(holder).items():
             if attribute in _OF_TORCH:
@@ -132,18 +160,20 @@ def hidden_modules(net: nn.Module) -> Iterator[Tuple[str, nn.Module, str]]:
             )
             if isinstance(value, nn.Module):
                 why = f"{path} was set past nn.Module, which does not see it, as sc.reset does not; set it as usual"
-            for place, module in _contents(path, value, seen):
+            for place, module in _contents(path, value, seen, parts):
                 yield place, module, why
 
 
-def _contents(path: str, value: Any, seen: Set[int]) -> Iterator[Tuple[str, nn.Module]]:
-    """Modules that are not in ``seen`` by their places: a module and those in it, or those in a container."""
+def _contents(path: str, value: Any, seen: Set[int], parts: Set[int]) -> Iterator[Tuple[str, nn.Module]]:
+    """Modules that are not in ``seen`` by their places: a module and those in it, or those in a container. Those in one
+    of the parts of the network are parts, too.
+    """
     if isinstance(value, nn.Module):
-        for inner, module in value.named_modules():
+        for inner, module in [("", value)] if id(value) in parts else value.named_modules():
             if id(module) not in seen:
                 seen.add(id(module))
                 yield f"{path}.{inner}" if inner else path, module
     elif isinstance(value, (Mapping, list, tuple, deque, set, frozenset)) and id(value) not in seen:
         seen.add(id(value))
         for key, item in value.items() if isinstance(value, Mapping) else enumerate(value):
-            yield from _contents(f"{path}[{key!r}]", item, seen)
+            yield from _contents(f"{path}[{key!r}]", item, seen, parts)

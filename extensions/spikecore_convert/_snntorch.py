@@ -5,17 +5,19 @@ same call, ``spk, mem = lif(x, mem)``.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Callable, ClassVar, Dict, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Callable, ClassVar, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor, nn
 
 from spikecore import surrogate
+from spikecore.core.modules import has_own_hooks
 from spikecore.core.neuron import Neuron
 from spikecore.lang import ops
 from spikecore.neurons import Alpha, Lapicque, Leaky, SynapticLeaky
+from spikecore.neurons.gated import FiringLSTMCell
 from spikecore.surrogate import Surrogate
-from spikecore_convert._swapped import Carrying, Left, become, built, not_converted
+from spikecore_convert._swapped import Carrying, Change, Left, built, not_converted, with_neuron
 
 # -- neurons with feedback and surrogates of snnTorch that are not public, in the order in which it computes them
 #
@@ -163,13 +165,13 @@ class Step(Carrying):
             self._take(states, named)
         else:
             self._follow()
-        memory = self._storage()
-        fits = [memory[name].shape == input_.shape for name in self._states]
+        memory, shape = self._storage(), self._kept_shape(input_)
+        fits = [memory[name].shape == shape for name in self._states]
         start = None
         if any(fits):
             dtype = torch.float64 if input_.dtype == torch.float64 else torch.float32
             start = {
-                ours: memory[name].to(dtype) if fit else torch.zeros_like(input_, dtype=dtype)
+                ours: memory[name].to(dtype) if fit else input_.new_zeros(shape, dtype=dtype)
                 for (name, ours), fit in zip(self._states.items(), fits)
             }
         out, end = self._step(input_.unsqueeze(0), start)
@@ -200,6 +202,10 @@ class Step(Carrying):
 
     def _step(self, x: Tensor, start: Optional[Dict[str, Tensor]]) -> Any:
         return self.neuron.run(x, state=start)
+
+    def _kept_shape(self, x: Tensor) -> Sequence[int]:
+        """The shape of states that go on; others begin at rest."""
+        return x.shape
 
     def _keep(self, spk: Tensor) -> None:
         """Nothing but the states is kept."""
@@ -237,6 +243,43 @@ class FedStep(Step):
         self._storage()["spk"] = spk
 
 
+class GatedStep(Step):
+    """One step of ``SLSTM``: its ``lstm_cell`` has the weights of the gates. As in snnTorch 1.0, states that have not
+    the shape of the input begin at rest, so at every step where ``input_size`` is not ``hidden_size``.
+    """
+
+    lstm_cell: Any
+
+    def _step(self, x: Tensor, start: Optional[Dict[str, Tensor]]) -> Any:
+        memory = x.new_zeros(self._shape(x[0])) if start is None else start["mem"].to(x.dtype)
+        gates = [gate.unsqueeze(0) for gate in self._gates(x[0], memory)]
+        (spk, _), end = self.neuron.run(*gates, state=start)
+        return spk, end
+
+    def _gates(self, x: Tensor, memory: Tensor) -> Sequence[Tensor]:
+        cell = self.lstm_cell
+        fed = nn.functional.linear(memory, cell.weight_hh, cell.bias_hh)
+        return (nn.functional.linear(x, cell.weight_ih, cell.bias_ih) + fed).chunk(4, -1)
+
+    def _shape(self, x: Tensor) -> Sequence[int]:
+        return (*x.shape[:-1], self.lstm_cell.hidden_size)
+
+
+class ConvolvedStep(GatedStep):
+    """One step of ``SConv2dLSTM``, whose ``conv`` takes inputs and ``mem`` side by side."""
+
+    conv: Any
+
+    def _gates(self, x: Tensor, memory: Tensor) -> Sequence[Tensor]:
+        i, f, o, g = self.conv(torch.cat([x, memory], 1)).chunk(4, 1)
+        return i, f, g, o
+
+    def _shape(self, x: Tensor) -> Sequence[int]:
+        return (x.shape[0], self.conv.out_channels // 4, *x.shape[2:])
+
+    _kept_shape = _shape
+
+
 # -- what is converted
 
 
@@ -249,15 +292,18 @@ class Row(NamedTuple):
     build: Callable[..., Neuron]
     params: Tuple[str, ...]
     states: Dict[str, Optional[str]]
+    kind: Any = Step
 
 
 NEURONS: Dict[str, Row] = {
     "Leaky": Row(Leaky, ("beta", "threshold"), {"mem": "v"}),
-    "RLeaky": Row(RLeaky, ("beta", "threshold"), {"spk": None, "mem": "v"}),
+    "RLeaky": Row(RLeaky, ("beta", "threshold"), {"spk": None, "mem": "v"}, FedStep),
     "Synaptic": Row(SynapticLeaky, ("alpha", "beta", "threshold"), {"syn": "i", "mem": "v"}),
-    "RSynaptic": Row(RSynaptic, ("alpha", "beta", "threshold"), {"spk": None, "syn": "i", "mem": "v"}),
+    "RSynaptic": Row(RSynaptic, ("alpha", "beta", "threshold"), {"spk": None, "syn": "i", "mem": "v"}, FedStep),
     "Lapicque": Row(Lapicque, ("R", "C", "time_step", "threshold"), {"mem": "v"}),
     "Alpha": Row(Alpha, ("alpha", "beta", "threshold"), {"syn_exc": "i_exc", "syn_inh": "i_inh", "mem": "v"}),
+    "SLSTM": Row(FiringLSTMCell, ("threshold",), {"syn": "syn", "mem": "mem"}, GatedStep),
+    "SConv2dLSTM": Row(FiringLSTMCell, ("threshold",), {"syn": "syn", "mem": "mem"}, ConvolvedStep),
 }
 #: The factory of a surrogate there -> ours, and the names of what it was given, in the order of our arguments.
 SURROGATES: Dict[str, Tuple[Any, Tuple[str, ...]]] = {
@@ -272,8 +318,8 @@ SURROGATES: Dict[str, Tuple[Any, Tuple[str, ...]]] = {
 }
 
 
-def change(module: Any) -> Optional[Callable[[], str]]:
-    """Change of a module into a converted one; None for one that is no neuron."""
+def change(module: Any) -> Optional[Change]:
+    """Change of a module: what stands in its place, and its description; None for one that is no neuron."""
     if isinstance(module, Step):
         return None
     kind = type(module)
@@ -285,11 +331,15 @@ def change(module: Any) -> Optional[Callable[[], str]]:
     raise not_converted(kind, PACKAGE, NEURONS)
 
 
-def _step(module: Any, row: Row) -> Callable[[], str]:
+def _step(module: Any, row: Row) -> Change:
     if module.state_quant:
         raise Left("state_quant rounds its states, which no neuron here does")
     if module.inhibition:
         raise Left("inhibition=True lets one neuron fire for all, and neurons here do not see one another")
+    if getattr(module, "max_pool", 0) or getattr(module, "avg_pool", 0):
+        raise Left("it pools mem before it fires, which no layer here does")
+    if row.kind is GatedStep and has_own_hooks(module.lstm_cell):
+        raise Left("its lstm_cell has hooks, which would not be called")
     factor = module.graded_spikes_factor
     graded = isinstance(factor, nn.Parameter) or bool((factor != 1).any())
     reset = RESETS[int(module.reset_mechanism_val)]
@@ -306,14 +356,14 @@ def _step(module: Any, row: Row) -> Callable[[], str]:
     options["surrogate"] = _surrogate(module)
     neuron = built("its numbers", row.build, **values, **options)
 
-    def replace() -> str:
+    def replace() -> Tuple[nn.Module, str]:
         states = {theirs: ours for theirs, ours in row.states.items() if ours is not None}
-        kind = Step if len(states) == len(row.states) else FedStep
-        module.__dict__.pop("state_function", None)
-        module.__dict__["_order"] = tuple(row.states)
-        module.__dict__["_memory"] = {name: module._buffers.pop(name) for name in row.states}
-        become(module, kind, neuron, {name: name for name in row.params}, states)
-        return repr(neuron)
+        made = with_neuron(module, row.kind, neuron, {name: name for name in row.params}, states)
+        del made.state_function
+        made._order = tuple(row.states)
+        made._memory = {name: made._buffers.pop(name) for name in row.states}
+        made.instances.append(made)  # as snnTorch's constructor does, for utils.reset
+        return made, repr(neuron)
 
     return replace
 

@@ -14,9 +14,20 @@ from torch import Tensor, nn
 from spikecore import surrogate
 from spikecore.core.modules import has_own_hooks
 from spikecore.core.neuron import Neuron
-from spikecore.layers import SequenceDropout
-from spikecore.neurons import EIF, IF, KLIF, LI, LIF, PLIF, QIF, Izhikevich, Synaptic
-from spikecore_convert._swapped import Carrying, Left, Named, Swapped, become, built, not_converted, swapped
+from spikecore.layers import SequenceDropout, SpikingGRU, SpikingLSTM
+from spikecore.neurons import EIF, FEEDBACK, IF, KLIF, LI, LIF, PLIF, QIF, Izhikevich, Synaptic
+from spikecore_convert._spikingjelly_layers import ByStepMode
+from spikecore_convert._swapped import (
+    Carrying,
+    Change,
+    Left,
+    Named,
+    Swapped,
+    built,
+    counterpart,
+    not_converted,
+    with_neuron,
+)
 
 Values = Tuple[Any, ...]
 FIXED = {
@@ -29,6 +40,8 @@ FIXED = {
 class Memories(Carrying):
     """A ``MemoryModule``: its memories are the state that spikecore sees."""
 
+    #: To a reader of networks it is one call (:func:`spikecore.graph.read`).
+    is_one_call = True
     stays: ClassVar[Tuple[str, ...]] = ()
     _memories: Dict[str, Any]
     _memories_rv: Dict[str, Any]
@@ -45,23 +58,27 @@ class Memories(Carrying):
         self._agree()
 
 
-class Node(Memories):
-    """A spiking node. One call of one step or of all steps is one call of the neuron."""
+class Node(Memories, ByStepMode):
+    """A spiking node. One call of one step or of all steps is one call of the neuron.
 
+    :func:`spikecore.fuse` puts a ``NormNeuron`` in the place of the neuron, which may take a shortcut as well.
+    """
+
+    #: For :func:`spikecore.fuse`.
+    calls_neuron = True
     _fixed: ClassVar[Mapping[str, str]] = FIXED
-    step_mode: str
     store_v_seq: bool
     v_seq: Optional[Tensor]
 
     @property
     def v_reset(self) -> Any:
         """None for a soft reset."""
-        return self.neuron.v_reset if self.neuron.reset == "hard" else None
+        return self.cell.v_reset if self.cell.reset == "hard" else None
 
     @property
     def surrogate_function(self) -> Any:
         """The neuron's surrogate."""
-        return self.neuron.surrogate
+        return self.cell.surrogate
 
     def named_memories(self) -> Any:
         """Memories by name."""
@@ -82,17 +99,17 @@ class Node(Memories):
 
     def single_step_functional_forward(self, inputs: Sequence[Tensor], states: Values, **_: Any) -> Any:
         """``((spikes,), memories)`` of one step ``[*N]``."""
-        (out,), after = self.multi_step_functional_forward([inputs[0].unsqueeze(0)], states)
+        (out,), after = self.multi_step_functional_forward([x.unsqueeze(0) for x in inputs], states)
         return (out.squeeze(0),), after
 
     def multi_step_functional_forward(self, inputs: Sequence[Tensor], states: Values, **_: Any) -> Any:
         """``((spikes,), memories)`` of all steps ``[T, *N]``."""
-        out, after, _trace = self._run(inputs[0], states)
+        out, after, _trace = self._run(inputs, states)
         return (out,), after
 
-    def multi_step_forward(self, x_seq: Tensor) -> Tensor:
+    def multi_step_forward(self, *inputs: Tensor) -> Tensor:
         """Spikes of all steps; the memories are those of the last one."""
-        out, after, trace = self._run(x_seq, tuple(self._memories[name] for name in self._states), self.store_v_seq)
+        out, after, trace = self._run(inputs, tuple(self._memories[name] for name in self._states), self.store_v_seq)
         self._memories.update(zip(self._states, after))
         if self.store_v_seq:
             self.v_seq = trace
@@ -106,12 +123,12 @@ class Node(Memories):
         self._agree()
         return out
 
-    def _run(self, x: Tensor, memories: Values, stored: bool = False) -> Tuple[Tensor, Values, Optional[Tensor]]:
-        state = self._start(x, memories)
+    def _run(self, inputs: Sequence[Tensor], memories: Values, stored: bool = False) -> Tuple[Tensor, Values, Any]:
+        state = self._start(inputs[0], memories)
         if stored:
-            out, end, trace = self.neuron.run(x, state=state, record=("v",))
+            out, end, trace = self.neuron.run(*inputs, state=state, record=("v",))
             return out, tuple(end[name] for name in self._states.values()), trace["v"]
-        out, end = self.neuron.run(x, state=state)
+        out, end = self.neuron.run(*inputs, state=state)
         return out, tuple(end[name] for name in self._states.values()), None
 
     def _start(self, x: Tensor, memories: Values) -> Optional[Dict[str, Tensor]]:
@@ -168,6 +185,26 @@ class ReadOut(Named):
         if self.decode == "mean-mem":
             return v.mean(0)
         return v[-1] if self.decode == "last_mem" else list(v.unbind(0))
+
+
+class Gated(Named):
+    """``SpikingLSTM`` or ``SpikingGRU`` of one layer: all steps from rest or from states, which it gives back."""
+
+    #: To a reader of networks it is one call.
+    is_one_call = True
+    stays: ClassVar[Tuple[str, ...]] = ()
+    _fixed: ClassVar[Mapping[str, str]] = {"cells": "its layers are neuron.linear and neuron.recurrent.linear"}
+
+    def forward(self, x: Tensor, states: Any = None) -> Any:
+        """``[T, B, input_size]``: the output, and ``(h, c)`` or ``h``, each ``[1, B, hidden_size]``."""
+        (inner,) = self.neuron.recurrent.neuron.states  # c of the LSTM, and h of the GRU, which is its output, too
+        start = None
+        if states is not None:
+            last, *others = [states] if inner == "h" else states
+            start = {inner: (others or [last])[0].squeeze(0), FEEDBACK: last.squeeze(0)}
+        y, end = self.neuron.run(x, state=start)
+        last = end[FEEDBACK].unsqueeze(0)
+        return y, (last if inner == "h" else (last, end[inner].unsqueeze(0)))
 
 
 class Steps(Swapped):
@@ -248,6 +285,8 @@ SURROGATES: Dict[str, Tuple[Any, Tuple[str, ...]]] = {
 }
 #: Containers that call their modules step by step -> the dimension of time.
 STEPPING = {"MultiStepContainer": 0, "TLastMultiStepContainer": -1, "StepModeContainer": 0}
+#: Layers of gates -> ours.
+GATED: Dict[str, Callable[..., Any]] = {"SpikingLSTM": SpikingLSTM, "SpikingGRU": SpikingGRU}
 #: Dropouts with a mask for each sequence.
 DROPOUTS = ("Dropout", "Dropout2d")
 #: Neurons that are layers here.
@@ -257,9 +296,9 @@ LAYERS = ("PSN", "SlidingPSN")
 RUN_AS_BEFORE = ("ElementWiseRecurrentContainer", "LinearRecurrentContainer", "DropConnectLinear")
 
 
-def change(module: Any) -> Optional[Callable[[], str]]:
-    """Change of a module into a converted one; None for one without state."""
-    if isinstance(module, (Node, Mask, ReadOut, Steps)):
+def change(module: Any) -> Optional[Change]:
+    """Change of a module: what stands in its place, and its description; None for one without state."""
+    if isinstance(module, (Node, Mask, ReadOut, Gated, Steps)):
         return None
     kind = type(module)
     name = kind.__name__ if kind.__module__.startswith(PACKAGE) else ""
@@ -267,12 +306,16 @@ def change(module: Any) -> Optional[Callable[[], str]]:
         return _node(module, NODES[name])
     if name == "NonSpikingLIFNode":
         return _read_out(module)
+    if name in GATED:
+        return _gated(module, GATED[name])
     if name in DROPOUTS:
         return _mask(module)
     if name in STEPPING:
         return _steps(module, STEPPING[name])
     if name in LAYERS:
         raise Left(f"sc.layers.{name} has its equations and takes its state_dict, put it there")
+    if name.endswith("Cell") and name[:-4] in GATED:
+        raise Left(f"a cell takes one step, and {name[:-4]} here all; make it rnn.{name[:-4]} with num_layers=1")
     if name in RUN_AS_BEFORE or not _is_neuron_or_has_state(module):
         return None
     raise not_converted(kind, PACKAGE, NODES)
@@ -284,7 +327,7 @@ def _is_neuron_or_has_state(module: Any) -> bool:
     return any(base.__name__ == "MemoryModule" or base.__module__.startswith(modules) for base in theirs)
 
 
-def _node(module: Any, row: Row) -> Callable[[], str]:
+def _node(module: Any, row: Row) -> Change:
     numbers = {"v_threshold": "threshold", **row.numbers}
     if getattr(module, "_neuron_precision", None) is not None:
         raise Left("it has a precision of its own for states, which are float32 or float64 here")
@@ -297,20 +340,16 @@ def _node(module: Any, row: Row) -> Callable[[], str]:
     neuron = built("its numbers", row.build, **arguments, step="single")
     names = {**numbers, **{name: name for name in (*row.options, *row.learnt, "detach_reset")}}
 
-    def replace() -> str:
-        for name in row.learnt:
-            neuron.register_parameter(name, getattr(module, name))
-        become(module, Node, neuron, names, row.states)
-        return _in_words(neuron, module)
+    def replace() -> Tuple[nn.Module, str]:
+        return with_neuron(module, Node, neuron, names, row.states, row.learnt), _in_words(neuron, module)
 
     return replace
 
 
-def _mask(module: Any) -> Callable[[], str]:
-    def replace() -> str:
+def _mask(module: Any) -> Change:
+    def replace() -> Tuple[nn.Module, str]:
         dropout = SequenceDropout(module.p, step="single")
-        become(module, Mask, dropout, {"p": "p"}, {"mask": "mask"})
-        return _in_words(dropout, module)
+        return with_neuron(module, Mask, dropout, {"p": "p"}, {"mask": "mask"}), _in_words(dropout, module)
 
     return replace
 
@@ -337,26 +376,48 @@ def _surrogate(function: Any) -> surrogate.Surrogate:
     return made
 
 
-def _read_out(module: Any) -> Callable[[], str]:
+def _read_out(module: Any) -> Change:
     neuron = built("its numbers", LI, tau=module.tau)
 
-    def replace() -> str:
-        become(module, ReadOut, neuron, {"tau": "tau"}, {})
-        return repr(neuron)
+    def replace() -> Tuple[nn.Module, str]:
+        return with_neuron(module, ReadOut, neuron, {"tau": "tau"}, {}), repr(neuron)
 
     return replace
 
 
-def _steps(module: nn.Sequential, time: int) -> Optional[Callable[[], str]]:
+def _gated(module: Any, build: Callable[..., Any]) -> Change:
+    if module.num_layers != 1 or module.bidirectional:
+        raise Left(
+            f"it has num_layers={module.num_layers} and bidirectional={module.bidirectional}, and a layer here has one "
+            "direction and one layer; make it of several with num_layers=1"
+        )
+    (cell,) = module.cells
+    derivative, other = _surrogate(cell.surrogate_function1), cell.surrogate_function2
+    if other is not None and _surrogate(other) != derivative:
+        raise Left("its gates have two surrogates, and those of a layer here have one")
+    if any(map(has_own_hooks, (module.cells, cell))):
+        raise Left("its cells have hooks, which would not be called")
+
+    def replace() -> Tuple[nn.Module, str]:
+        layer = build(module.input_size, module.hidden_size, bias=module.bias, surrogate=derivative)
+        layer.linear, layer.recurrent.linear = cell.linear_ih, cell.linear_hh
+        prefixes = {"cells.0.linear_ih.": "linear.", "cells.0.linear_hh.": "recurrent.linear."}
+        names = {name: prefixes[name[:18]] + name[18:] for name in module.state_dict()}
+        words = f"{build.__name__}({module.input_size}, {module.hidden_size}, surrogate={derivative!r})"
+        return with_neuron(module, Gated, layer, names, {}), words
+
+    return replace
+
+
+def _steps(module: nn.Sequential, time: int) -> Optional[Change]:
     parts = list(module)
     # the order of calls matters to a module that is called twice in a step
     if len(set(map(id, parts))) < len(parts) or not getattr(module, "stateful", True):
         return None
 
-    def replace() -> str:
-        was: Any = type(module)
-        module.__class__ = swapped(Steps, was)
-        module.__dict__["_time"] = time
-        return "all steps at once for the nodes in it"
+    def replace() -> Tuple[nn.Module, str]:
+        made = counterpart(module, Steps)
+        made._time = time
+        return made, "all steps at once for the nodes in it"
 
     return replace

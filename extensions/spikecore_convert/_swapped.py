@@ -1,5 +1,5 @@
-"""Modules of other libraries that became modules of ours in their place: classes, keys, attributes and states; and the
-report of a conversion.
+"""Modules in the places of those of other libraries, with their classes, keys, attributes and states; and the report of
+a conversion.
 
 The states that such a module keeps are those of its neuron, too, so that ``sc.reset``, ``sc.detach`` and the steps of
 ``sc.training_model`` reach them: whichever changed last counts.
@@ -11,7 +11,20 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 from numbers import Real
-from typing import Any, Callable, ClassVar, Container, Dict, List, Mapping, NamedTuple, Optional, Tuple, TypeVar
+from typing import (
+    Any,
+    Callable,
+    ClassVar,
+    Container,
+    Dict,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+    TypeVar,
+)
 
 import torch
 from torch import Tensor, nn
@@ -19,9 +32,12 @@ from torch import Tensor, nn
 from spikecore.context import compile_time
 from spikecore.core.state import State, Stateful, check_exported, keep
 from spikecore.lang.render import on_one_line
+from spikecore.layers import NormNeuron
 from spikecore.words import shown
 
 T = TypeVar("T")
+#: Change of a network: called, it gives a module that stands in the place of another one, and its description.
+Change = Callable[[], Tuple[nn.Module, str]]
 
 
 class Left(Exception):
@@ -114,17 +130,28 @@ class Named(Swapped):
     #: Attributes that would change nothing -> what to set instead.
     _fixed: ClassVar[Mapping[str, str]] = {}
 
+    @property
+    def cell(self) -> Any:
+        """The neuron itself, without the normalisation that :func:`spikecore.fuse` gives it."""
+        neuron = self.__dict__["_modules"]["neuron"]
+        return neuron.neuron if isinstance(neuron, NormNeuron) else neuron
+
+    @property
+    def _path(self) -> str:
+        """The path of the neuron itself, and a dot behind it."""
+        return "neuron." if self.cell is self.__dict__["_modules"]["neuron"] else "neuron.neuron."
+
     def __getattr__(self, name: str) -> Any:
         attributes = self.__dict__
         if name in attributes.get("_names", ()):
-            return getattr(attributes["_modules"]["neuron"], attributes["_names"][name])
+            return getattr(self.cell, attributes["_names"][name])
         self._before(name)
         return super().__getattr__(name)  # type: ignore[misc]  # of nn.Module, which is a base of every such class
 
     def __setattr__(self, name: str, value: Any) -> None:
         names = self.__dict__.get("_names", {})
         if name in names:
-            setattr(self.neuron, names[name], value)
+            setattr(self.cell, names[name], value)
         elif name in self._fixed:
             raise AttributeError(f"{type(self).__name__}.{name} cannot be set since sc.convert: {self._fixed[name]}")
         else:
@@ -145,12 +172,12 @@ class Named(Swapped):
         """Entries of the neuron stand under the name of this module, all of them in the order that they had."""
         prefix = kwargs.get("prefix", "")
         entries = super().state_dict(*args, **kwargs)  # type: ignore[misc]  # of nn.Module
-        theirs = {ours: name for name, ours in self._names.items()}
+        theirs, path = {ours: name for name, ours in self._names.items()}, self._path
         renamed = {}
         for key in [key for key in entries if key.startswith(prefix)]:
             name = key[len(prefix) :]
-            if name.startswith("neuron."):
-                name = theirs.get(name[7:], name[7:])
+            if name.startswith(path):
+                name = theirs.get(name[len(path) :], name[len(path) :])
             renamed[name] = entries.pop(key)
         for name in (*self._keys, *[name for name in renamed if name not in self._keys]):
             if name in renamed:
@@ -163,13 +190,13 @@ class Named(Swapped):
         for key in [key for key in state_dict if key.startswith(prefix)]:
             name = key[len(prefix) :]
             if name.partition(".")[0] not in ours:
-                state_dict[f"{prefix}neuron.{self._names.get(name, name)}"] = state_dict.pop(key)
+                state_dict[f"{prefix}{self._path}{self._names.get(name, name)}"] = state_dict.pop(key)
         super()._load_from_state_dict(state_dict, prefix, *args)  # type: ignore[misc]  # of nn.Module
         missing, unexpected, errors = args[-3:]
-        self.__dict__["_told"] = _Told(prefix, missing, unexpected, errors, len(errors))
+        self.__dict__["_load_report"] = _LoadReport(prefix, missing, unexpected, errors, len(errors))
 
 
-class _Told(NamedTuple):
+class _LoadReport(NamedTuple):
     """The lists of a ``load_state_dict`` that runs, and how many errors there were before the neuron's turn."""
 
     prefix: str
@@ -179,10 +206,10 @@ class _Told(NamedTuple):
     before: int
 
 
-def _by_names_of_old(module: Any, _incompatible: Any) -> None:
+def _report_old_names(module: Any, _incompatible: Any) -> None:
     """After a ``load_state_dict``: what the neuron said of its entries, by the names that ``state_dict`` has."""
-    prefix, missing, unexpected, errors, before = module.__dict__.pop("_told")
-    inner = re.compile(rf"(?<![\w.]){re.escape(prefix)}neuron\.(\w*)")
+    prefix, missing, unexpected, errors, before = module.__dict__.pop("_load_report")
+    inner = re.compile(rf"(?<![\w.]){re.escape(prefix + module._path)}((?:[\w.]*\w)?)")
     theirs = {ours: name for name, ours in module._names.items()}
     for names, start in ((missing, 0), (unexpected, 0), (errors, before)):
         names[start:] = [
@@ -214,17 +241,17 @@ class Carrying(Named):
 
     def _check_carried(self) -> None:
         """Refuse a state from before torch.export, as a neuron with ``step="single"`` does."""
-        self._check_traced(self.neuron.state is None)
+        self._check_traced(self.cell.state is None)
 
     @compile_time  # it asks for the state of now
     def _check_traced(self, at_rest: bool) -> None:
         if not at_rest:
             # what the compiler reads in this graph has not been set yet: a state here is one from before
-            check_exported(type(self).__name__, self.neuron.state)
+            check_exported(type(self).__name__, self.cell.state)
 
     def _follow(self) -> None:
         """Take the neuron's state, if something else than this module changed it."""
-        state = self.neuron.state
+        state = self.cell.state
         if state is self._agreed:
             return
         memory = self._storage()
@@ -241,7 +268,7 @@ class Carrying(Named):
             # a number stands for a tensor that is made when the next input gives its shape; as a state that is not
             # None it is one that sc.reset takes back
             state = {ours: _tensor(memory[name]) for name, ours in self._states.items()}
-        keep(self.neuron, state)
+        keep(self.cell, state)
         self.__dict__["_agreed"] = state
 
     def _before(self, name: str) -> None:
@@ -287,26 +314,49 @@ def _detached(value: Any) -> Any:
     return value.detach() if isinstance(value, Tensor) else value
 
 
-def become(module: nn.Module, kind: Any, neuron: Stateful, names: Mapping[str, str], states: Mapping[str, str]) -> None:
-    """Make ``module`` one of ``kind`` that ``neuron`` computes. Those of its parameters in ``names`` are the neuron's
-    already.
+#: Tables of the hooks of calls, to which the handles of hooks refer.
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
-    The neuron gets the others, too, such as one of a layer of feedback: so ``net.parameters()`` keeps its order, by
-    which a saved optimiser finds them. ``net.state_dict()`` keeps the order of its keys.
+
+def counterpart(module: nn.Module, kind: Any) -> Any:
+    """Another module with the content of ``module``, whose class has the methods of ``kind`` before those of its own.
+    Tensors, parts and hooks are the same, so that the handle of a hook removes it; ``module`` stays as it is.
     """
-    keys = tuple(module.state_dict())
-    names = {**{name: name for name in module._parameters}, **names}
-    for name, value in module._parameters.items():
+    made = _blank(kind, type(module))
+    made.__dict__.update(
+        {
+            name: value.copy() if isinstance(value, dict) and not name.startswith(_HOOKS) else value
+            for name, value in vars(module).items()
+        }
+    )
+    return made
+
+
+def with_neuron(
+    module: nn.Module,
+    kind: Any,
+    neuron: Stateful,
+    names: Mapping[str, str],
+    states: Mapping[str, str],
+    learnt: Sequence[str] = (),
+) -> Any:
+    """The :func:`counterpart` of ``module`` of ``kind``, which ``neuron`` computes.
+
+    The neuron gets its parameters, ``learnt`` and others, such as one of a layer of feedback: so ``net.parameters()``
+    keeps its order, by which a saved optimiser finds them. ``net.state_dict()`` keeps the order of its keys.
+    """
+    made = counterpart(module, kind)
+    for name in learnt:
+        neuron.register_parameter(name, made._parameters[name])
+    names = {**{name: name for name in made._parameters}, **names}
+    for name, value in made._parameters.items():
         neuron._parameters[names[name]] = neuron._parameters.pop(names[name], value)
     for name in (*names, *kind._fixed):
         if name not in kind.stays:
-            for table in (module.__dict__, module._parameters, module._buffers, module._modules):
+            for table in (made.__dict__, made._parameters, made._buffers, made._modules):
                 table.pop(name, None)
-    module.__dict__.update(_names=names, _states=dict(states), _keys=keys)
-    was: Any = type(module)
-    module.__class__ = swapped(kind, was)
-    module.register_load_state_dict_post_hook(_by_names_of_old)
-    others = dict(module._modules)
-    module._modules.clear()
     # parameters of a module come before those of its children
-    module._modules.update({"neuron": neuron, **others})
+    parts = {"neuron": neuron, **made._modules}
+    made.__dict__.update(_names=names, _states=dict(states), _keys=tuple(module.state_dict()), _modules=parts)
+    made.register_load_state_dict_post_hook(_report_old_names)
+    return made

@@ -2,7 +2,9 @@
 
 from spikecore.layers import SumPool2d
 from spikecore_nir._conventions import CONVENTIONS, Convention
-from spikecore_nir._modules import (
+from spikecore_nir._reading import load
+from spikecore_nir._writing import save
+from spikecore_nir.modules import (
     NIRLI,
     NIRLIF,
     DelaySteps,
@@ -12,8 +14,6 @@ from spikecore_nir._modules import (
     Scale,
     Threshold,
 )
-from spikecore_nir._reading import load
-from spikecore_nir._writing import save
 
 __all__ = [
     "CONVENTIONS",
@@ -30,3 +30,4 @@ __all__ = [
     "load",
     "save",
 ]
+__dir__ = __all__.copy

@@ -8,11 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from spikecore.core.modules import pair
 from spikecore.layers import PackedConv2d, PackedLinear, SumPool2d
 from spikecore.words import a_kind
 from spikecore_nir._file import Refused, content_of, metadata_of, metadata_of_neuron, package, rebuilt
-from spikecore_nir._modules import DelaySteps, Scale, Threshold
 from spikecore_nir._neuron_nodes import Reading, Writing, unsaid_surrogate
+from spikecore_nir.modules import DelaySteps, Scale, Threshold
 
 #: Fields that a convolution and a pooling have under the same name as their nodes.
 _OF_CONV = ("stride", "padding", "dilation", "groups")
@@ -48,10 +49,6 @@ def _tensor(array: Any) -> Tensor:
     # in the machine's order of bytes, which torch asks for; whole numbers as float32
     kind = array.dtype.newbyteorder("=") if array.dtype.kind == "f" else np.float32
     return torch.from_numpy(np.array(array, dtype=kind))
-
-
-def _pair(value: Any) -> Tuple[int, int]:
-    return (value, value) if isinstance(value, int) else (int(value[0]), int(value[1]))
 
 
 def _whole(node: Any, key: str) -> Any:
@@ -130,7 +127,7 @@ def _read_conv(name: str, node: Any, how: Reading) -> nn.Module:
 
 def _write_pool(layer: Any, place: Place) -> Any:
     window = {"kernel_size": layer.kernel_size, "stride": layer.stride or layer.kernel_size, "padding": layer.padding}
-    pairs = {name: _pair(value) for name, value in window.items()}
+    pairs = {name: pair(value) for name, value in window.items()}
     if isinstance(layer, nn.AvgPool2d):
         ways = zip(place.shape[-2:], *pairs.values())
         rest = any((size + 2 * padding - kernel) % stride for size, kernel, stride, padding in ways)

@@ -16,7 +16,7 @@ from spikecore.surrogate import ATan
 from spikecore.words import a_kind
 from spikecore_nir._conventions import GAINS, Convention, leak_of, tau_of
 from spikecore_nir._file import Refused, content_of, fields, metadata_of_neuron, package, rebuilt
-from spikecore_nir._modules import NIRLI, NIRLIF, NIRCubaLI, NIRCubaLIF
+from spikecore_nir.modules import NIRLI, NIRLIF, NIRCubaLI, NIRCubaLIF
 
 #: Relative error of tau and r of a float32 file by rounding: a gain this near 1 is 1.
 _ROUNDED = 4.0 * 2.0**-24

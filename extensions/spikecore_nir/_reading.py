@@ -20,8 +20,8 @@ from spikecore_nir import _file
 from spikecore_nir._conventions import CONVENTIONS, Convention, check_discretization, check_dt
 from spikecore_nir._file import Refused, read_node
 from spikecore_nir._layer_nodes import LAYER_NODES, check_past, steps_of
-from spikecore_nir._modules import INPUT, Network, Unit
 from spikecore_nir._neuron_nodes import NEURON_NODES, Reading, neuron_of
+from spikecore_nir.modules import INPUT, Network, Unit
 
 #: Levels of a name, which become modules one within the other, for which Python's stack has to do.
 _LEVELS = 50

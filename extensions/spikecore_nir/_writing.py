@@ -29,8 +29,8 @@ from spikecore.words import shown
 from spikecore_nir._conventions import check_discretization, check_dt
 from spikecore_nir._file import metadata_of, package
 from spikecore_nir._layer_nodes import WRITERS, Place, flatten_node
-from spikecore_nir._modules import OF_ONE_STEP, Network
 from spikecore_nir._neuron_nodes import FORMS, Unsaid, Writing, checked_node_of
+from spikecore_nir.modules import OF_ONE_STEP, Network
 
 #: Names that ``keep`` takes.
 KEEPABLE = tuple("soft_reset no_reset delayed_reset many_spikes initial_state surrogate detach_reset gradient".split())
@@ -210,7 +210,7 @@ def _leading(graph: Graph) -> int:
         raise ValueError("the network has neurons with step='multi' and with step='single'; make them one")
     if modes:
         return 1 if modes == {"single"} else 2
-    parts = graph.net.modules()
+    parts = (*graph.followed, *[call.module for call in graph.calls])
     return 2 if any(isinstance(part, Network) or getattr(part, "step", "") == "multi" for part in parts) else 1
 
 
@@ -352,7 +352,9 @@ class Drawn:
 
     def _delay_nodes(self, delay: Any, name: str, shape: Sequence[int]) -> Dict[str, Any]:
         owner = f"Delay at {name!r}"
-        if delay.delay.ndim != 1:
+        if not isinstance(delay.linear, nn.Linear):
+            raise ValueError(f"{owner}: its layer is {type(delay.linear).__name__}; NIR has delays of nn.Linear here")
+        if delay.delay.ndim == 2:
             raise ValueError(
                 f"{owner}: has a delay for each connection, NIR's Delay one for each input; use per='input'"
             )
@@ -361,13 +363,18 @@ class Drawn:
                 f"{owner} learns its delays (learn={delay.learn!r}), NIR's Delay is fixed; save "
                 "sc.Delay(linear, max_delay, delay=layer.whole.float(), learn=()), as it computes in eval()"
             )
-        node = package().Delay(delay=delay.whole.cpu().double().numpy() * self.to.dt)
+        steps = delay.whole.expand(delay.linear.in_features).cpu().double().numpy()
+        node = package().Delay(delay=steps * self.to.dt)
         node.metadata = {"spikecore_max_delay": delay.max_delay}
         place = Place(f"{name}.linear", owner, tuple(shape), 1, self.to)
         return {"delay": node, "linear": WRITERS[nn.Linear](delay.linear, place)}
 
     def _recurrent(self, module: Any, name: str, of: Value) -> Value:
         owner = f"Recurrent at {name!r}"
+        if module.several:
+            raise ValueError(
+                f"{owner}: feeds back through a list of modules, or to several inputs; NIR has no node for it"
+            )
         if type(module.neuron) not in FORMS:
             raise ValueError(f"{owner}: its neuron, {type(module.neuron).__name__}, is no node of NIR")
         parts = {"neuron": checked_node_of(f"{name}.neuron", module.neuron, of.shape, self.to)}

@@ -11,6 +11,6 @@ backward, and pairs the spikes of the calls (:mod:`~spikecore_online._plasticity
 
 from spikecore_online._options import OnlineOptions
 from spikecore_online._plasticity import STDP
-from spikecore_online._step import OnlineTraining
+from spikecore_online.step import OnlineTraining
 
 __all__ = ["STDP", "OnlineOptions", "OnlineTraining"]

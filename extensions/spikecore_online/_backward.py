@@ -91,9 +91,15 @@ class Backward:
         # each once: a layer may share its weights with what feeds back
         weights = [] if self.rule.trace == "input" else [*dict.fromkeys([*self.network.weights, *inner])]
         before, into = call.starts, [] if recurrent is None else [call.inputs[call.ends[0]]]
-        below, at_layers, rest = chunk.back(call.outputs, errors, position, weights, [*before.values(), *into])
+        others = [*before.values(), *into, *[x for x in call.inputs if x.requires_grad]]
+        below, at_layers, rest = chunk.back(call.outputs, errors, position, weights, others)
         starts = {name: g for name, g in zip(before, rest) if g is not None}
         if self._of_weights is not None:
+            if any(gradient is None for gradient in rest[len(before) + len(into) :]):
+                # a layer that reaches a state, and no output of the chunk, has a trace, too
+                ends = [call.end[name] for name in call.states]
+                _, at_states, _ = chunk.back(ends, list(map(torch.zeros_like, ends)), position)
+                at_layers = {**at_states, **at_layers}
             connections = [
                 Connection(of.name, of.layer, of.inputs, call, of)
                 for of in at_layers
@@ -101,7 +107,7 @@ class Backward:
             ]
             if recurrent is not None and learnt(recurrent):
                 connections.append(Connection(f"{call.name}.linear", recurrent, call.fed_back(), call, None))
-            self._learn(call, connections, starts, at_layers, rest[-1] if into else None)
+            self._learn(call, connections, starts, at_layers, rest[len(before)] if into else None)
         learn_parameters(call, errors, self.traces)
         last = chunk.last_layer if self.rule.has_read_out else None
         if last in at_layers and is_leaky_read_out(call.neuron.program):
@@ -131,8 +137,7 @@ class Backward:
             owed = {**starts, **{f"{READ_OUT}/{k}/{n}": error for (k, n), error in memory.items()}}
             for of in connections:
                 traces.owe(of, owed)
-            ends = [name for name in call.states if call.end[name].requires_grad]
-            transition = {name: call.transition(name) for name in ends}
+            transition = {name: call.transition(name) for name in call.states}
             traces.advance(connections, {**transition, **self._memory(call, memory)})
 
     def _memories_of(

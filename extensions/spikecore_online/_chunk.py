@@ -6,17 +6,18 @@ While a chunk is recorded, what a neuron gives goes on as a leaf of autograd. So
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor, nn
 
 from spikecore.backend import Unsupported
+from spikecore.core import checks
 from spikecore.core.state import Stateful, carried, put_back
 from spikecore.graph import is_parametrised
+from spikecore.inspect.record import Call, neuron_of, record
 from spikecore.neurons import FEEDBACK, Recurrent
 from spikecore_online._rules import Rule
 
@@ -107,7 +108,7 @@ class NeuronCall:
     @property
     def neuron(self) -> Any:
         """The neuron, within ``Recurrent`` the inner one."""
-        return self.module.neuron if isinstance(self.module, Recurrent) else self.module
+        return neuron_of(self.module)
 
     @property
     def states(self) -> Tuple[str, ...]:
@@ -183,7 +184,7 @@ class Chunk:
         return below, at_layers, rest
 
 
-class GoingOn:
+class ContinuedStates:
     """Within the block modules go on from their states, as leaves. Afterwards they have their new ones, without a
     graph, or those of before if something was raised.
     """
@@ -207,59 +208,54 @@ def _leaves(state: Optional[Mapping[str, Tensor]]) -> Optional[Dict[str, Tensor]
     return state and {name: value.detach().requires_grad_() for name, value in state.items()}  # type: ignore[return-value]  # None
 
 
-class Recording(GoingOn):
-    """Within the block calls are recorded and cut, too, and neurons compute by the programs of a rule."""
+@contextmanager
+def recording(
+    net: nn.Module,
+    neurons: Mapping[str, Stateful],
+    others: Sequence[Stateful],
+    layers: Mapping[str, nn.Module],
+    rule: Rule,
+) -> Iterator[Chunk]:
+    """A block in which calls are recorded and cut, too, and neurons compute by the programs of a rule."""
+    chunk = Chunk()
 
-    def __init__(
-        self, neurons: Mapping[str, Stateful], others: Sequence[Stateful], layers: Mapping[str, nn.Module], rule: Rule
-    ) -> None:
-        super().__init__([*neurons.values(), *others])
-        self.neurons, self.layers, self.rule = neurons, layers, rule
-        self._programs = [module.neuron if isinstance(module, Recurrent) else module for module in neurons.values()]
+    def begins(call: Call) -> Any:
+        """Inputs that each have a gradient of their own, for each neuron and step where they broadcast.
 
-    def __enter__(self) -> Chunk:  # type: ignore[override]  # it gives what it records
-        self.chunk = chunk = Chunk()
-        self._within = ExitStack()
-        if self.rule.keep is not None:
-            for neuron in self._programs:
-                self._within.enter_context(neuron.under(self.rule.keep(neuron)))
-        several = [m for m in self.neurons.values() if isinstance(m, Recurrent) or len(m.inputs) > 1]
-        self._hooks = [
-            *[m.register_forward_pre_hook(_with_gradients) for m in several],
-            *[m.register_forward_hook(partial(self._neuron, name)) for name, m in self.neurons.items()],
-            *[m.register_forward_hook(partial(self._layer, name)) for name, m in self.layers.items()],
-        ]
-        super().__enter__()
-        self._starts = {module: module.state or {} for module in self.modules}
-        return chunk
+        That of the input of ``Recurrent`` is that of what comes back, too. Of several inputs each is a view, since one
+        may be computed from another, or be the same tensor.
+        """
+        module: Any = call.layer
+        if call.name not in neurons or not (isinstance(module, Recurrent) or len(module.inputs) > 1):
+            return None
+        names = neuron_of(module).inputs[: len(call.inputs)]
+        whole = checks.inputs(type(module).__name__, names, call.inputs)
+        inputs = [x if x.requires_grad else x.detach().requires_grad_() for x in whole]
+        return inputs if len(inputs) == 1 else [x.view_as(x) for x in inputs]
 
-    def __exit__(self, kind: Any, *_: Any) -> None:
-        super().__exit__(kind)
-        for hook in self._hooks:
-            hook.remove()
-        self._within.close()
-        del self.chunk, self._starts
-
-    def _neuron(self, name: str, module: Any, args: Any, result: Any) -> Any:
-        if any(call.module is module for call in self.chunk.calls if isinstance(call, NeuronCall)):
+    def ends(call: Call) -> Any:
+        if call.name not in neurons:
+            if call.inputs and isinstance(call.output, Tensor):
+                chunk.calls.append(LayerCall(call.name, call.layer, call.inputs[0].detach(), call.output))
+            return None
+        if call.number > 1:
             raise Unsupported(
-                f"rule={self.rule.name!r}: {name!r} is called twice for a chunk, and goes on from one state; {ONE_CALL}"
+                f"rule={rule.name!r}: {call.name!r} is called twice for a chunk, and goes on from one state; {ONE_CALL}"
             )
-        outputs = result if isinstance(result, tuple) else (result,)
+        module: Any = call.layer
+        outputs = tuple(call.outputs)
         leaves = tuple([y.detach().requires_grad_() for y in outputs])
-        self.chunk.calls.append(NeuronCall(name, module, args, self._starts[module], outputs, leaves, module.state))
-        return leaves if isinstance(result, tuple) else leaves[0]
+        start = starts[module]
+        chunk.calls.append(NeuronCall(call.name, module, call.inputs, start, outputs, leaves, module.state))
+        return leaves if isinstance(call.output, tuple) else leaves[0]
 
-    def _layer(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
-        if args and isinstance(output, Tensor):
-            self.chunk.calls.append(LayerCall(name, module, args[0].detach(), output))
-
-
-def _with_gradients(module: nn.Module, args: Any) -> Any:
-    """Inputs that each have a gradient of their own.
-
-    That of the input of ``Recurrent`` is that of what comes back, too. Of several inputs each is a view, since one may
-    be computed from another, or be the same tensor.
-    """
-    inputs = [x if x.requires_grad else x.detach().requires_grad_() for x in args]
-    return tuple(inputs if len(inputs) == 1 else [x.view_as(x) for x in inputs])
+    with ExitStack() as stack:
+        if rule.keep is not None:
+            for module in neurons.values():
+                neuron = neuron_of(module)
+                stack.enter_context(neuron.under(rule.keep(neuron)))
+        named = [*neurons.items(), *layers.items()]
+        stack.enter_context(record(net, layers=named, begins=begins, ends=ends, edits=True))
+        stack.enter_context(ContinuedStates([*neurons.values(), *others]))
+        starts = {module: module.state or {} for module in neurons.values()}
+        yield chunk

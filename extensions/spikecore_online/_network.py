@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Set, Tuple
+from typing import Any, Dict, List, Mapping, Set, Tuple
 
 from torch import nn
 
@@ -11,6 +11,7 @@ from spikecore.core.modules import calls_as, has_own_hooks, makes_time, outside,
 from spikecore.core.neuron import Neuron
 from spikecore.core.state import Stateful, Stepped
 from spikecore.graph import Call, Graph, NotFollowed, computed_by, is_parametrised, layer_of, read
+from spikecore.inspect.record import neuron_of
 from spikecore.layers import Delay, NormNeuron
 from spikecore.neurons import Recurrent
 from spikecore.words import shown
@@ -191,10 +192,14 @@ def _refused(rule: Rule, module: nn.Module) -> str:
     if isinstance(module, (Neuron, Recurrent)) and (not plain or "forward" in vars(module)):
         return "it has a forward of its own; put what that does into a module around it, or take rule='bptt'"
     if isinstance(module, Recurrent):
+        if module.several:
+            return "it feeds back through a list of modules, or to several inputs; take rule='bptt'"
         if isinstance(module.linear, Delay):
             return "it feeds back through a Delay; take rule='bptt'"
         if not module.detach and rule.trace != "pairs":
             return "its feedback carries gradients from neuron to neuron; make it with detach=True, or take rule='bptt'"
+    if isinstance(module, Neuron) and (module.vectors or isinstance(type(module).inputs, Mapping)):
+        return f"{type(module).__name__} has vectors, and a trace is of one number of a neuron; take rule='bptt'"
     if isinstance(module, (Neuron, Recurrent)) and module.step == "single":
         return "it takes one step a call; call sc.set_step(net, 'multi'): a chunk may have one step"
     if isinstance(module, Stepped) and module.mixes_time:
@@ -211,5 +216,5 @@ def _is_hooked(p: nn.Parameter) -> bool:
 
 def _of_equations(module: Any) -> Set[nn.Parameter]:
     """The parameters that a neuron's equations learn, themselves or computed."""
-    neuron = module.neuron if isinstance(module, Recurrent) else module
+    neuron = neuron_of(module)
     return {p for name, of in learnt(neuron).items() if name in neuron.program.params for p in of}

@@ -16,6 +16,7 @@ from spikecore.backend import Unsupported
 from spikecore.lang import Expr, Node, Program, topological
 from spikecore.lang.node import const, substitute
 from spikecore.lang.transform import Derived, Transform, changed, cotangents, detach_spikes
+from spikecore.neurons import ILIF
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,12 @@ class ResetDetached(Transform):
 
     @classmethod
     def of(cls, neuron: Any) -> ResetDetached:
-        """Transform for the states that count as reset by the spike."""
+        """Transform for the states that count as reset by the spike.
+
+        Raises Unsupported for counts, which are no spikes of the program, and are detached by the neuron alone.
+        """
+        if isinstance(neuron, ILIF) and not neuron.detach_reset:
+            raise Unsupported("rule='eprop' takes resets as constants; give ILIF(detach_reset=True)")
         return cls(tuple(neuron.states if neuron.reset_states is None else neuron.reset_states))
 
     def apply(self, program: Program) -> Derived:

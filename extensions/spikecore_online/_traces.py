@@ -27,7 +27,7 @@ the last two need no formula of a layer, and a bias, whose input is 1, has its t
 
 from __future__ import annotations
 
-from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, FrozenSet, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +37,7 @@ from spikecore.context import no_autocast
 from spikecore.core.call import run_by
 from spikecore.dtypes import compute_dtype
 from spikecore.graph import CONVOLUTIONS, NORMS
+from spikecore.lang import Program
 from spikecore_online._chunk import (
     Gradients,
     LayerCall,
@@ -47,7 +48,7 @@ from spikecore_online._chunk import (
     learn,
     learnt,
 )
-from spikecore_online._rules import Leak
+from spikecore_online._rules import Leak, leak
 
 #: All that a step carries from chunk to chunk beside the states, by tuples: the neuron, what of it, and names of that.
 #: A name of a module may have any character, so that none can part it from the next.
@@ -232,7 +233,7 @@ class Full:
         for state, (_, by_state) in transition.items():
             trace: Optional[Tensor] = None
             for other, M in by_state.items():
-                old = before[other]
+                old = before.get(other)  # none of a state whose next value is a number
                 if old is not None:
                     factor = M.reshape(old.shape[:2] + (1,) * (old.ndim - 2))
                     if trace is None:
@@ -356,6 +357,8 @@ class Filtered:
     def __init__(self, traces: Traces) -> None:
         self.traces = traces
         self._checked: Checked = {}
+        #: Program of a neuron -> the parameters that its leak reads.
+        self._read: Dict[Program, FrozenSet[str]] = {}
 
     def learn(self, of: Connection, output: Tensor) -> None:
         """Add the gradient of the weights for that of the layer's output, and move the trace over the chunk."""
@@ -367,8 +370,11 @@ class Filtered:
 
     def _run(self, of: Connection, what: str, x: Tensor) -> Tensor:
         neuron = of.neuron.neuron
-        values = {name: _number(of.neuron.name, name, value) for name, value in neuron.named_values().items()}
-        tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
+        program = neuron.program
+        if program not in self._read:
+            self._read[program] = frozenset(leak(program).params)
+        named = [pair for pair in neuron.named_values().items() if pair[0] in self._read[program]]
+        tensors = {name: _number(of.neuron.name, name, value) for name, value in named if isinstance(value, Tensor)}
         prefix = key_of(of, what)
         start = {key[-1]: trace for key, trace in self.traces.items() if key[:-1] == prefix}
         with torch.no_grad():
@@ -382,9 +388,7 @@ class Filtered:
 KINDS: Dict[str, Any] = {"full": Full, "outer": Outer, "input": Filtered}
 
 
-def _number(owner: str, name: str, value: Any) -> Any:
-    if not isinstance(value, Tensor):
-        return value
+def _number(owner: str, name: str, value: Tensor) -> Tensor:
     if value.numel() != 1:
         raise Unsupported(
             f"rule='ottt' filters the inputs of a layer by one leak, and {owner!r} has a {name} for each of "

@@ -36,6 +36,8 @@ class Lock:
 
     def __init__(self, patience: float = 30.0) -> None:
         self.patience = patience
+        #: Number of ``with`` blocks of the thread that holds it; to be read by that thread.
+        self.depth = 0
         self._lock = threading.RLock()
         _locks[id(self)] = self
 
@@ -49,8 +51,10 @@ class Lock:
 
     def __enter__(self) -> None:
         self._lock.acquire()
+        self.depth += 1
 
     def __exit__(self, *error: object) -> None:
+        self.depth -= 1
         self._lock.release()
 
     def free_in_child(self) -> None:
@@ -58,7 +62,7 @@ class Lock:
         if self._lock.acquire(blocking=False):
             self._lock.release()
         else:
-            self._lock = threading.RLock()
+            self._lock, self.depth = threading.RLock(), 0
 
 
 def _living() -> List[Lock]:

@@ -14,7 +14,7 @@ Api = Union[int, Tuple[int, int]]
 #: right plugin may ignore: attributes, methods and fields with a default that changes nothing, capabilities that are
 #: off. A major version may ask something new of every plugin, or take something away. A plugin of a newer version is
 #: refused: what it relies on would be ignored.
-BACKEND_API: Tuple[int, int] = (1, 5)
+BACKEND_API: Tuple[int, int] = (1, 6)
 OLDEST_API: Tuple[int, int] = (1, 0)
 
 #: A device entry that stands for every device PyTorch has.
@@ -58,6 +58,8 @@ class Capabilities:
     recurrent: bool = False
     #: A feedback with ``detach``, with delays, or between other ends than the first input and output.
     feedback_options: bool = False
+    #: Feedback of several matrices, or of one into several inputs.
+    feedback_gates: bool = False
     #: ``torch.compile(fullgraph=True)``.
     torch_compile: bool = False
 

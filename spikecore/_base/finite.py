@@ -15,13 +15,13 @@ _KINDS = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.com
 
 def is_finite(x: Tensor) -> bool:
     """True if no number of a tensor is NaN or infinite. It waits for the device."""
-    x = _local(x)
+    x = _stored(x)
     return not _is_looked_at(x) or bool(torch.isfinite(x).all())
 
 
 def has_nan(x: Tensor) -> bool:
     """True if a number of a tensor is NaN. It waits for the device."""
-    x = _local(x)
+    x = _stored(x)
     return _is_looked_at(x) and bool(torch.isnan(x).any())
 
 
@@ -30,6 +30,10 @@ def first_index(x: Tensor) -> Optional[Tuple[int, ...]]:
     x = _local(x)
     if is_finite(x):
         return None
+    if x.layout is torch.sparse_coo:
+        x = x.coalesce()
+        row, *rest = first_index(x.values()) or (0,)
+        return (*x.indices()[:, row].tolist(), *rest)
     flat = int((~torch.isfinite(x)).reshape(-1).int().argmax())
     index: List[int] = []
     for length in reversed(x.shape):
@@ -43,7 +47,7 @@ def in_words(x: Tensor) -> str:
     index = first_index(x)
     if index is None:
         return ""
-    x = _local(x)
+    x = _stored(x)
     if x.numel() == 1:
         return f"the value {str(x.item()).replace('nan', 'NaN')}"
     nans, infinities = int(torch.isnan(x).sum()), int(torch.isinf(x).sum())
@@ -73,6 +77,12 @@ def named_leaves(what: str, value: Any) -> List[Tuple[str, Tensor]]:
 
 def _is_looked_at(x: Tensor) -> bool:
     return x.dtype in _KINDS and x.layout is torch.strided and not x.is_meta and not x.is_nested
+
+
+def _stored(x: Tensor) -> Tensor:
+    """The numbers of a tensor; of a sparse one those that it has."""
+    x = _local(x)
+    return x.coalesce().values() if x.layout is torch.sparse_coo else x
 
 
 def _local(x: Tensor) -> Tensor:

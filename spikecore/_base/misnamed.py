@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import difflib
 import sys
+from importlib import import_module
 from typing import Any, Collection, Dict, Iterable
 
 from torch import Tensor, nn
@@ -78,7 +79,11 @@ NAMES: Dict[str, str] = {
     "backprop": "sc.training_model(net, loss, optimizer); through time in parts within sc.carry_state(net)",
     "activation_based": "sc itself: sc.LIF, sc.layers, sc.reset, sc.set_step",
     "layer": "sc.layers",
-    **dict.fromkeys(("LeakyParallel", "SLSTM", "SConv2dLSTM", "StateLeaky", "GatedLIFNode", "SimpleLIFNode"), _NONE),
+    **dict.fromkeys(("LeakyParallel", "StateLeaky", "GatedLIFNode", "SimpleLIFNode"), _NONE),
+    "SLSTM": "sc.layers.SLSTM(input_size, hidden_size)",
+    "SConv2dLSTM": "sc.layers.SConv2dLSTM(in_channels, out_channels, kernel_size)",
+    "SpikingLSTM": "sc.layers.SpikingLSTM(input_size, hidden_size)",
+    "SpikingGRU": "sc.layers.SpikingGRU(input_size, hidden_size)",
     "RLeaky": "sc.Recurrent(sc.Leaky(beta), nn.Linear(C, C))",
     "RSynaptic": "sc.Recurrent(sc.SynapticLeaky(alpha, beta), nn.Linear(C, C))",
     "IFNode": f"sc.IF({_SIGMOID})",
@@ -97,6 +102,8 @@ NAMES: Dict[str, str] = {
     "MultiStepParametricLIFNode": f"sc.PLIF({_SIGMOID})",
     **dict.fromkeys(("LIFCell", "LICell"), "sc.LIF(step='single'), or sc.LI(step='single')"),
     **dict.fromkeys(("LIFRecurrent", "LIFRecurrentCell"), "sc.Recurrent(sc.LIF(), nn.Linear(C, C))"),
+    "CobaLIFCell": "sc.CobaLIF(), and sc.Recurrent around it",
+    "MPBNLIFNode": "sc.layers.Between(sc.LI(tau), norm, fire)",
     "LIFParameters": "the arguments of a neuron, such as sc.LIF(tau=2.0, threshold=1.0)",
     "SequentialState": "nn.Sequential: neurons take all steps, and begin at rest",
     "PoissonEncoder": "sc.encode.Poisson(T)",
@@ -109,6 +116,7 @@ NAMES: Dict[str, str] = {
     "Dropout": "sc.layers.SequenceDropout(p), with one mask for all steps",
     "VotingLayer": "sc.layers.Voting(voters)",
     "ce_count_loss": "sc.losses.ce_count",
+    "cross_entropy": "sc.losses.ce_count of spikes and sc.losses.ce_max_membrane of potentials, over time",
     "ce_rate_loss": "sc.losses.ce_rate",
     "ce_max_membrane_loss": "sc.losses.ce_max_membrane",
     "ce_temporal_loss": "sc.losses.ce_temporal",
@@ -181,6 +189,8 @@ def missing_in(module: str, name: str) -> str:
     text = f"module {module!r} has no attribute {name!r}"
     if name in NAMES:
         return f"{text}; what other libraries call {name!r} is {NAMES[name]}"
+    if module == "spikecore" and name in dir(import_module("spikecore.functional")):
+        return f"{text}; it is sc.functional.{name}"
     meant = hint(name, sorted(each for each in dir(sys.modules[module]) if not each.startswith("_")))
     return f"{text}; {meant.rstrip('. ')}" if meant else text
 

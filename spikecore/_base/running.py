@@ -68,6 +68,34 @@ def in_graph(runner: Runner, x: Tensor, numbers: Sequence[float]) -> Optional[Te
     return output
 
 
+def packed(runner: Runner, numbers: Tuple[int, ...]) -> Runner:
+    """The same runner for calls whose inputs of these numbers are one tensor: side by side along the last dimension, in
+    this order. It is given first, and behind it the others.
+
+    A runner of :mod:`spikecore.kernels` may have a method ``packed(numbers)`` that makes it where these are the inputs
+    of one feedback and the backend takes them side by side, and else gives None. It is no part of the contract.
+    """
+    make = getattr(runner, "packed", None)
+    made: Optional[Runner] = None if make is None else make(numbers)
+    if made is not None:
+        return made
+
+    def apart(
+        inputs: Tensors, state: Optional[Tensors], params: Tuple[ParamValue, ...], record: Tuple[str, ...]
+    ) -> Tuple[Tensors, Optional[Tensors], Tensors]:
+        return runner(unpacked(inputs, numbers), state, params, record)
+
+    return apart
+
+
+def unpacked(inputs: Sequence[Tensor], numbers: Sequence[int]) -> Tensors:
+    """Inputs, each a tensor of its own, of which the first tensor has these side by side."""
+    x, *others = inputs
+    for number, part in sorted(zip(numbers, x.chunk(len(numbers), -1))):
+        others.insert(number, part)
+    return tuple(others)
+
+
 def by_call(
     runner: Runner, inputs: Tensors, state: Optional[Tensors], params: Tuple[ParamValue, ...]
 ) -> Tuple[Tensors, Optional[Tensors]]:

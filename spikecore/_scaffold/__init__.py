@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 from typing import Dict, Mapping
 
-from spikecore._plugins.registry import AUTO_NAME, default_registry
+from spikecore.plugins.registry import AUTO_NAME, default_registry
 
 #: File of a project -> template. ``@package@``, ``@Class@`` and ``@name@`` are replaced in both.
 FILES: Mapping[str, str] = {

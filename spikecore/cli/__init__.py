@@ -293,7 +293,6 @@ def bench(**options: Any) -> None:
 @_path("--badge", "badge_file", help="Write the verdict as an SVG badge.")
 @_path("--compare", metavar="OLD.json", help="Say what changed since this report. What got worse is a failure.")
 @_path("--merge", "merged", metavar="A.json B.json", multiple=True, help="Run nothing. Merge reports of parts.")
-@_path("--results", metavar="DIR", help="Put a whole run into this folder, and renew the pages beside it.")
 def conformance(**options: Any) -> None:
     """Check that a backend computes what the equations say.
 

@@ -15,8 +15,8 @@ from rich.text import Text
 
 from spikecore._base.descriptions import BackendStatus
 from spikecore._base.errors import BackendError
-from spikecore._plugins.selection import AUTO, automatic_order
-from spikecore._plugins.selection import backends as list_backends
+from spikecore.plugins.selection import AUTO, automatic_order
+from spikecore.plugins.selection import backends as list_backends
 
 _COLOURS = {"ready": "green", "unavailable": "yellow", "failed": "red", "blocked": "dim", "shadowed": "yellow"}
 

@@ -15,16 +15,23 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from spikecore._plugins.registry import default_registry
 from spikecore.backend import BackendError, BackendLoadError, BackendUnavailable, UnknownBackend
 from spikecore.cli import STDOUT
-from spikecore.testing import _pages as pages
-from spikecore.testing._cases import CASES
-from spikecore.testing._formats import Changes, badge, changes, junit
-from spikecore.testing._own import cases_of
-from spikecore.testing._report import Report, examine, merge
-from spikecore.testing._support import words
-from spikecore.testing._verdict import CONFORMS, DOES_NOT_CONFORM, NOT_TESTED, OUTCOMES, PARTIAL, Result
+from spikecore.plugins.registry import default_registry
+from spikecore.testing import CASES, Report, Result, examine
+from spikecore.testing.reports import (
+    CONFORMS,
+    DOES_NOT_CONFORM,
+    NOT_TESTED,
+    OUTCOMES,
+    PARTIAL,
+    Changes,
+    badge,
+    cases_of,
+    changes,
+    junit,
+    merge,
+)
 
 #: Columns that are always there; other outcomes have one where they occur.
 _ALWAYS = ("passed", "xfailed", "unsupported", "failed")
@@ -58,7 +65,6 @@ def conformance(
     badge_file: Optional[Path],
     compare: Optional[Path],
     merged: Sequence[Path],
-    results: Optional[Path],
 ) -> None:
     """Run or merge what was asked for, show the report, and write it."""
     if seed is not None:
@@ -74,14 +80,10 @@ def conformance(
             raise click.UsageError("name a backend, as in: spikecore conformance torch")
         json_file = None if as_json in (None, STDOUT) else Path(as_json)
         _can_write({"--json": json_file, "--junit": junit_file, "--badge": badge_file})
-        if results is not None:
-            _can_keep(results, tier or case)
         if compare is not None:
             changes(compare, [])  # a wrong file is said before minutes of work
         if merged:
             report = _merge(name, merged, tier or case or device, require)
-            if results is not None:
-                pages.result_of(report.as_dict())
         else:
             report = _run(str(name), tier, case, as_json == STDOUT, require, device)
         changed = None if compare is None else changes(compare, report.results)
@@ -94,8 +96,6 @@ def conformance(
     for path, text in files.items():
         path.write_text(text, encoding="utf-8")
     written = [f"wrote {path}" for path in files]
-    if results is not None:
-        written += _publish(report, results)
     if as_json == STDOUT:
         click.echo(facts)
     else:
@@ -125,27 +125,6 @@ def _can_write(files: Mapping[str, Optional[Path]]) -> None:
             raise ValueError(f"{option} {path}: that is a folder; name a file")
 
 
-def _can_keep(folder: Path, part: Any) -> None:
-    """Raise ``ValueError`` where ``--results`` cannot be done, before minutes of work."""
-    if part:
-        raise ValueError(
-            "--results keeps a whole run: leave --tier and --case out; or write each part with --json FILE.json, and "
-            "give the files of all parts to --merge, with --results"
-        )
-    if not folder.is_dir():
-        raise ValueError(f"--results: {folder} is no folder")
-    pages.load(folder)
-
-
-def _publish(report: Report, folder: Path) -> List[str]:
-    """Put a report into the folder of results, and make the pages anew. Gives a line for each file that changed."""
-    try:
-        result = pages.result_of(report.as_dict())
-        return pages.write(folder, {**result, "support": words(report)})
-    except (ValueError, BackendError) as error:
-        return [f"nothing is kept: {error}"]
-
-
 def _run(name: str, tier: Sequence[str], case: Sequence[str], quiet: bool, require: bool, device: Any) -> Report:
     def run(progress: Optional[Callable[[Result], None]]) -> Report:
         return examine(
@@ -156,7 +135,7 @@ def _run(name: str, tier: Sequence[str], case: Sequence[str], quiet: bool, requi
         return run(None)
     if not sys.stdout.isatty():
         # a line for each case as it ends, which echo flushes
-        return run(lambda one: click.echo(f"{one.outcome:11} {one.tier:10} {one.id}  {one.seconds:.2f} s"))
+        return run(lambda r: click.echo(f"{r.outcome:11} {r.tier:10} {r.id}  {r.seconds:.2f} s"))
     total = 0
     with suppress(BackendError):  # the run says what is wrong with a plugin's cases
         total = len(cases_of(name).select(tier or None, case or None))
@@ -169,8 +148,8 @@ def _run(name: str, tier: Sequence[str], case: Sequence[str], quiet: bool, requi
 def _list(name: Optional[str], tier: Sequence[str], case: Sequence[str]) -> None:
     # a line for each case where a program reads them; a terminal wraps them
     console = Console(soft_wrap=not sys.stdout.isatty())
-    for one in (CASES if name is None else cases_of(name)).select(tier or None, case or None):
-        console.print(Text(f"{one.id:42} {one.tier:10} ", style="bold").append(Text(one.holds, style="not bold")))
+    for each in (CASES if name is None else cases_of(name)).select(tier or None, case or None):
+        console.print(Text(f"{each.id:42} {each.tier:10} ", style="bold").append(Text(each.holds, style="not bold")))
 
 
 # -- on a screen
@@ -223,7 +202,7 @@ def _verdict(report: Report) -> Text:
 def _table(report: Report) -> Table:
     table = Table(title=f"conformance of backend {report.backend!r}", show_footer=True)
     counts = report.counts()
-    shown = [one for one in OUTCOMES if one in _ALWAYS or counts[one]]
+    shown = [outcome for outcome in OUTCOMES if outcome in _ALWAYS or counts[outcome]]
     table.add_column("tier", footer="all")
     for outcome in shown:
         style = _STYLES[outcome] if counts[outcome] else "dim"

@@ -10,11 +10,11 @@ from typing import List, Optional, Sequence
 import click
 import torch
 
+from spikecore import batches
 from spikecore.backend import BackendError
 from spikecore.cli._named import network as named_network
 from spikecore.dtypes import DTYPES
 from spikecore.inspect import explain as explain_network
-from spikecore.training._form import inputs_channels_last
 
 
 def explain(
@@ -37,7 +37,7 @@ def explain(
         inputs = [torch.rand(_shape(text)).to(place, DTYPES[dtype]) for text in shapes]
         if channels_last:
             net = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # which torch.nn.Module has
-            inputs = inputs_channels_last(inputs, 2)
+            inputs = batches.channels_last(inputs, 2)
         casts = torch.autocast(place.type, dtype=DTYPES[autocast]) if autocast else nullcontext()
         with casts:
             explanation = explain_network(net, tuple(inputs), backend=backend, training=not inference)

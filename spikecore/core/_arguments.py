@@ -8,22 +8,24 @@ Rules of this module:
 - Every constructor takes the defaults of arguments that it names from the class of the neuron that is made. So a
   derived class whose ``__init__`` passes nothing on has them, too.
 - What can be no default is refused when the class is made.
+- A docstring has a line ``name: what it is`` for each argument; those that a class leaves out are those of its bases.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import re
 from types import MappingProxyType
-from typing import Any, Callable, Collection, Dict, Mapping, TypeVar
+from typing import Any, Callable, Collection, Dict, List, Mapping, Optional, TypeVar
 
-from spikecore.core import parameters
+from spikecore.core import checks, parameters, vectors
 from spikecore.words import shown
 
 _Init = TypeVar("_Init", bound=Callable[..., None])
 
 #: Attributes by which a class declares something else.
-_DECLARATIONS = ("states", "params", "bounds", "positive", "follows", "inputs", "reset_states", "configuration")
+_DECLARATIONS = "states params sizes bounds positive follows inputs reset_states configuration".split()
 
 
 def with_defaults(init: _Init) -> _Init:
@@ -37,9 +39,21 @@ def with_defaults(init: _Init) -> _Init:
             by_position = [name for name, each in named.items() if each.kind is not each.KEYWORD_ONLY]
             missing = named.keys() & defaults.keys() - {*by_position[: len(args)], *options}
             options.update({name: defaults[name] for name in missing})
+        if options and not _takes_any(init):
+            _check_taken(type(neuron), init, options)
         init(neuron, *args, **options)
 
     return constructor  # type: ignore[return-value]  # functools.wraps says nothing of the signature
+
+
+def _check_taken(cls: Any, init: Any, options: Mapping[str, Any]) -> None:
+    """Refuse an argument of neurons that a constructor does not pass on."""
+    lost = [name for name in options if name not in _named(init) and name in (*cls.params, *cls.sizes, *checks.COMMON)]
+    if lost:
+        raise TypeError(
+            f"{init.__qualname__} takes no {', '.join(map(repr, lost))}; have it pass on what it does not name: "
+            "def __init__(self, ..., **params): super().__init__(**params)"
+        )
 
 
 def declare_defaults(cls: Any, base: type) -> None:
@@ -62,13 +76,14 @@ def _attributes(cls: Any, each: type, arguments: Collection[str]) -> Dict[str, A
     """The defaults that are attributes of ``each``, which is ``cls`` or one of its bases."""
     defaults = {}
     for name, value in vars(each).items():
-        is_setting = name in cls.configuration or name == "learn"
+        is_setting = name in (*cls.configuration, "learn")
         is_method = hasattr(value, "__get__")
         if name.startswith("_") or name in _DECLARATIONS or (is_method and not is_setting):
             continue
         said = f"{cls.__name__}.{name}={shown(value)}"
-        if name in cls.params:
-            raise TypeError(f"{said} is no default of a parameter; write params = {{..., {name!r}: {value!r}}}")
+        kind = "sizes" if name in cls.sizes else "params"
+        if name in (*cls.params, *cls.sizes):
+            raise TypeError(f"{said} is no default of a parameter; write {kind} = {{..., {name!r}: {value!r}}}")
         behind = cls.__mro__[cls.__mro__.index(each) + 1 :]
         above = next((vars(other)[name] for other in behind if name in vars(other)), None)
         if isinstance(above, property):
@@ -82,9 +97,10 @@ def _attributes(cls: Any, each: type, arguments: Collection[str]) -> Dict[str, A
 
 
 def _values(cls: Any, each: type) -> Dict[str, Any]:
-    """The values in ``params`` of ``each`` that differ from those of its bases."""
-    before: Mapping[str, Any] = getattr(super(each, cls), "params", {})
-    params: Mapping[str, Any] = vars(each).get("params", {})
+    """The values in ``params`` and ``sizes`` of ``each`` that differ from those of its bases."""
+    above: Any = super(each, cls)
+    before = {**getattr(above, "params", {}), **getattr(above, "sizes", {})}
+    params: Mapping[str, Any] = {**vars(each).get("params", {}), **vars(each).get("sizes", {})}
     changed = {name: value for name, value in params.items() if name in before and not _is_same(value, before[name])}
     for name in changed.keys() & cls._computed:
         raise TypeError(
@@ -102,7 +118,7 @@ def _check(cls: Any, declared: Mapping[str, Any], written: Mapping[str, inspect.
         elif name in cls.configuration:
             cls.configuration[name](cls.__name__, name, value)
         default = written[name].default if name in written else None
-        is_default = name == "learn" or name in cls.configuration or name in cls.params
+        is_default = name in (*cls.configuration, *cls.params, *cls.sizes, "learn")
         if is_default and default not in (None, inspect.Parameter.empty) and not _is_same(value, default):
             raise TypeError(
                 f"{cls.__name__} has two defaults of {name}, {shown(value)} of the class and "
@@ -122,6 +138,50 @@ def _named(init: Any) -> Mapping[str, inspect.Parameter]:
     return {each.name: each for each in taken if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)}
 
 
+#: The description of some arguments in a docstring.
+_LINE = re.compile(r"^(\*{0,2}\w+(?:, \*{0,2}\w+)*): .*(?:\n +.*)*", re.MULTILINE)
+
+
+@functools.lru_cache(maxsize=256)
+def _takes_any(init: Any) -> bool:
+    """True if a constructor has ``**options``."""
+    return any(each.kind is each.VAR_KEYWORD for each in inspect.signature(init).parameters.values())
+
+
+class Docstring:
+    """The ``__doc__`` of neuron classes: that of the class, and the lines of its bases for arguments without one.
+
+    It is made when ``help``, ``?`` or an editor asks. A class without a docstring has that of the next base below
+    :class:`spikecore.Neuron`. Under ``python -OO`` nobody has one.
+    """
+
+    def __init__(self, own: Optional[str]) -> None:
+        self.own = own
+
+    def __get__(self, neuron: Any, cls: Any) -> Optional[str]:
+        bases: List[Any] = []
+        for base in cls.__mro__[1:]:
+            bases.append(base)
+            if "__signature__" in vars(base):  # the base of all neurons
+                break
+        docs = [inspect.cleandoc(each.__doc__) for each in bases if each.__doc__]
+        if not bases[-1].__doc__:
+            return self.own
+        text = inspect.cleandoc(self.own or "\n".join(docs[:-1][:1]))
+        described, further = _described(text), [*map(_described, docs)]
+        missing = [name for name in inspect.signature(cls).parameters if name not in described]
+        lines = [next((each[name] for each in further if name in each), "") for name in missing]
+        if any(lines):
+            more = "Shapes and errors are those of every neuron: :class:`spikecore.Neuron`."
+            text = "\n\n".join(filter(None, [text, "\n".join(filter(None, dict.fromkeys(lines))), more]))
+        return text
+
+
+def _described(text: str) -> Dict[str, str]:
+    """The arguments that a docstring without indentation describes, each with its lines."""
+    return {name.strip("* "): line[0] for line in _LINE.finditer(text) for name in line[1].split(",")}
+
+
 class Signature:
     """The ``__signature__`` of neuron classes: every argument of the constructor by name, in place of ``**options``.
 
@@ -138,7 +198,8 @@ class Signature:
             named = {each.name: each for each in taken if each.kind is not each.VAR_KEYWORD}
             if "__signature__" in vars(base):  # the base of all neurons, whose **params are what a class declares
                 common = named
-                declared = {name: value for name, value in cls.params.items() if name not in cls._computed}
+                every = {**cls.sizes, **cls.params}.items()
+                declared = {name: value for name, value in every if name not in cls._computed}
                 named = {**{name: _argument(name, value) for name, value in declared.items()}, **named}
             passed_on = bool(arguments)  # through **options, where nothing has a position
             for name, each in named.items():
@@ -150,4 +211,5 @@ class Signature:
 
 
 def _argument(name: str, default: Any, kind: Any = inspect.Parameter.KEYWORD_ONLY) -> inspect.Parameter:
-    return inspect.Parameter(name, kind, default=dict(default) if isinstance(default, MappingProxyType) else default)
+    default = dict(default) if isinstance(default, MappingProxyType) else vectors.default(default)
+    return inspect.Parameter(name, kind, default=default)

@@ -22,9 +22,9 @@ from torch import Tensor
 from spikecore._base.running import in_graph, one_step
 from spikecore.backend import MAX_STATIC_STEPS, ParamValue, Tensors
 from spikecore.context import COMPILED, EAGER, TRANSFORMED, compile_time, world
-from spikecore.core import checks, modules, observe, parameters
+from spikecore.core import checks, modules, observe, parameters, vectors
 from spikecore.core.dispatch import Dispatch, SpecKey
-from spikecore.core.noted import NotedCall
+from spikecore.core.noted import NotedCall, signature
 from spikecore.core.observe import Results
 from spikecore.dtypes import compute_dtype
 from spikecore.lang.transform import Transform
@@ -47,34 +47,31 @@ def call(
         compute = functools.partial(call, neuron, watched=False)
         return observe.recorded(neuron, compute, inputs, state, record, final, single)  # type: ignore[no-any-return]
     mode, results = world(), None
-    if mode is EAGER and len(inputs) == 1 and not record:
-        results = _as_noted(neuron, inputs[0], state, final, single)
+    if mode is EAGER and not record:
+        results = _as_noted(neuron, inputs, state, final, single)
     elif mode is COMPILED and len(inputs) == 1 and state is None and not (record or final or single):
         results = _in_graph(neuron, inputs[0])
     return execute(neuron, inputs, state, record, final, single, mode) if results is None else results
 
 
 def _as_noted(
-    neuron: Any, x: Tensor, state: Optional[Mapping[str, Tensor]], final: bool, single: bool
+    neuron: Any, inputs: Sequence[Tensor], state: Optional[Mapping[str, Tensor]], final: bool, single: bool
 ) -> Optional[Results]:
     """Results of an eager call like one that passed every check; None for another call."""
-    if type(x) is not Tensor or x.layout is not torch.strided or x.is_nested:
-        return None
-    repeat = None if single else neuron._repeat()
-    start = None if state is None else _state_as_it_is(neuron.states, state, x, single or repeat is not None)
-    if state is not None and start is None:
-        return None
-    noted: Optional[NotedCall] = neuron._dispatch.noted.get(_signature(x, start, final, 0 if single else repeat))
+    key = signature(inputs, neuron.states, state, (final, 0 if single else neuron._repeat()))
+    noted: Optional[NotedCall] = neuron._dispatch.noted.get(key)
     values = None if noted is None else noted.values(neuron)
     if noted is None or values is None:
         return None
-    x, constant = (x, ()) if repeat is None else _over_time(x, repeat, noted.repeats)
-    outputs, end, _ = noted.results((x,), start, values, constant)
-    return outputs, _named(neuron, end), ()
+    steps, constant = noted.arranged(inputs)
+    start = None if state is None else tuple(state.values())
+    outputs, end, _ = noted.results(steps, start, values, constant)
+    return outputs, None if end is None else dict(zip(neuron.states, end)), ()
 
 
-def _named(neuron: Any, end: Optional[Tensors]) -> Optional[Dict[str, Tensor]]:
-    return None if end is None else dict(zip(neuron.states, end))
+def named_state(neuron: Any, end: Optional[Tensors]) -> Optional[Dict[str, Tensor]]:
+    """The states of a program as those of its neuron, by name."""
+    return None if end is None else dict(zip(neuron.states, vectors.together(neuron, neuron.states, end)))
 
 
 def execute(
@@ -87,12 +84,15 @@ def execute(
     mode: str,
 ) -> Results:
     """A call that passes every check, under a tracing mode of :func:`~spikecore.context.world`."""
-    owner, repeat = type(neuron).__name__, None if single else neuron._repeat()
-    is_step = single or repeat is not None  # an input is one time step
-    as_steps = [x.unsqueeze(0) if is_step and isinstance(x, Tensor) else x for x in inputs]
-    timed: Tensors = checks.inputs(owner, neuron.inputs, as_steps)
+    owner, repeat = type(neuron).__name__, 1 if single else neuron._repeat()
+    # where an input is one time step
+    setting = "" if repeat is None else "step='single'" if single else f"repeat={repeat}"
+    as_steps = [x.unsqueeze(0) if setting and isinstance(x, Tensor) else x for x in inputs]
+    timed, shape = checks.broadcasting(owner, neuron.inputs, as_steps, setting)
+    shape = (repeat or shape[0], *shape[1:])
     device = timed[0].device.type
-    settled: Dispatch = neuron._settled()
+    named = tuple([name for name in record if name not in neuron.states])
+    settled: Dispatch = neuron._settled().recording(named)
     if mode is COMPILED:
         reason = settled.leaves_graph(device, settled.stamp)
         if reason:
@@ -100,40 +100,78 @@ def execute(
             return _leaving[reason](neuron, inputs, state, record, final, single, False)
     dispatch: Dispatch = settled
     constants: Tensors = ()
-    if repeat is not None:
-        dispatch, timed, constants = _repeated(settled, timed, repeat, mode)
-    start = checks.state(owner, neuron.states, state, timed[0], carried=state is not None and state is neuron._state)
+    # no comparison with an unknown T, which torch.compile would fix
+    if (repeat or len(timed) > 1) and shape[0] != 1 and any(x.shape[0] == 1 for x in timed):
+        dispatch, timed, constants = _repeated(neuron, settled, timed, shape[0], mode)
+    whole = timed if len(timed) == 1 else (timed[0].expand(shape), *timed[1:])
+    start = checked_state(neuron, state, whole[0], named)
+    program_record = vectors.recorded(neuron, record)
     front = list(zip(filter(None, dispatch.front), constants))
-    args = arguments(neuron, dispatch, timed, start, final, mode, front=front)
+    args = arguments(neuron, dispatch, whole, start, final, mode, front=front)
     kind = dispatch.find(device, *args.kind, bool(record), settled.stamp, transformed=mode is TRANSFORMED)
-    runner, steps = dispatch.runners[kind], tuple([x.squeeze(0) for x in timed]) if single else timed
-    if mode is EAGER and len(inputs) == 1 and not record:
+    runner = dispatch.runners[kind]
+    # only runners of spikecore.kernels have the attribute, which is no part of the contract
+    takes_broadcast = mode is EAGER and getattr(runner, "broadcasts", False) and 0 not in shape
+    if not (takes_broadcast and any(x.shape == shape for x in timed)):
+        timed = checks.expanded(timed, shape)
+    steps = tuple([x.squeeze(0) for x in timed]) if single else timed
+    # noted where inputs need no more than another shape
+    as_they_are = mode is EAGER and all(a.dtype is b.dtype for a, b in zip(inputs, timed))
+    if as_they_are and not (record or neuron.vectors):
         noted = NotedCall(runner, args.named, args.values, neuron, single=single)
-        noted.repeats = bool(constants)
-        values = tuple([value for _, value in args.named])
-        noted.bind(steps, start, (*constants, *values), (*constants, *args.values))
+        noted.note_shapes(inputs, inputs if single else as_steps, steps, dispatch.front)
+        values, taken, own = tuple([value for _, value in args.named]), steps, constants
+        if len(inputs) > 1 and repeat is None:
+            taken, own = noted.arranged(inputs, bound=True)
+        if not noted.bind(taken, start, (*own, *values), (*constants, *args.values)):
+            taken, own = steps, constants
         # as later ones: a checkpointed call must save the same tensors when it is computed again
-        outputs, end, trace = noted.results(steps, start, values, constants)
-        settled.note(_signature(inputs[0], start, final, 0 if single else repeat), noted)
+        outputs, end, trace = noted.results(taken, start, values, own)
+        if state is None or all(map(operator.is_, state.values(), start or ())):  # none was of another dtype
+            settled.note(signature(inputs, neuron.states, state, (final, 0 if single else repeat)), noted)
     elif single and not (mode is COMPILED or record):
         outputs, end, trace = (*one_step(runner, steps, start, args.values), ())
     else:
-        outputs, end, trace = runner(timed, start, (*constants, *args.values), record)
+        outputs, end, trace = runner(timed, start, (*constants, *args.values), program_record)
         outputs = tuple([out.squeeze(0) for out in outputs]) if single else outputs
-    return outputs, _named(neuron, end), trace
+    return outputs, named_state(neuron, end), vectors.together(neuron, record, trace)
 
 
-def _repeated(settled: Dispatch, inputs: Tensors, repeat: int, mode: str) -> Tuple[Dispatch, Tensors, Tensors]:
-    """Dispatch of a call whose inputs are the same at every step, the inputs over time, and those inputs that are
-    parameters of its program: all that it reads, where the backend has such parameters and their gradients.
+def checked_state(
+    neuron: Any, state: Optional[Mapping[str, Tensor]], x: Tensor, values: Collection[str]
+) -> Optional[Tensors]:
+    """The state of a neuron, for a call with input ``x`` that records these named values, as that of its program."""
+    carried = state is not None and state is neuron._state
+    shapes = vectors.shapes(neuron, x.shape[1:])
+    start = vectors.apart(neuron, checks.state(type(neuron).__name__, neuron.states, state, x, carried, shapes))
+    return with_values(start, values, x) if start is not None and values else start
+
+
+def with_values(start: Tensors, values: Collection[str], x: Tensor) -> Tensors:
+    """A state at the start of a call, and for each named value that it records the 0 that no step reads."""
+    return (*start, *[torch.zeros(x.shape[1:], dtype=compute_dtype(x.dtype), device=x.device) for _ in values])
+
+
+def _repeated(
+    neuron: Any, settled: Dispatch, inputs: Tensors, steps: int, mode: str
+) -> Tuple[Dispatch, Tensors, Tensors]:
+    """Dispatch of a call of so many steps some of whose inputs are the same at every step, ``[1, ...]``, the inputs
+    over time, and those inputs that are parameters of its program: all such that it reads, where the backend has such
+    parameters and their gradients.
     """
-    learnt = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
-    dispatch = settled
-    if settled.repeats(inputs[0].device.type, learnt, settled.stamp, mode is TRANSFORMED):
-        dispatch = settled.by_name[settled.by_fields("repeated", (), settled.stamp)]
-    names = dispatch.front or [""] * len(inputs)
-    steps = [_over_time(x.squeeze(0), repeat, bool(name)) for x, name in zip(inputs, names)]
-    return dispatch, tuple([x for x, _ in steps]), tuple([value for _, values in steps for value in values])
+    once = [k for k, x in enumerate(inputs) if x.shape[0] == 1]
+    timed = [x.expand(steps, *x.shape[1:]) for x in inputs]
+    learnt = torch.is_grad_enabled() and any(inputs[k].requires_grad for k in once)
+    if not settled.repeats(inputs[0].device.type, learnt, settled.stamp, mode is TRANSFORMED):
+        return settled, tuple(timed), ()
+    how = (tuple([neuron.inputs[k] for k in once]),)
+    dispatch = settled.by_name[settled.by_fields("repeated", how, settled.stamp)]
+    read = [k for k in once if dispatch.front[k]]
+    # no step reads it: one that lies as kernels read it stands there
+    other = next((x for x in inputs if x.shape[0] != 1), timed[0]).detach()
+    for k in read:
+        timed[k] = other
+    return dispatch, tuple(timed), tuple([inputs[k].squeeze(0) for k in read])
 
 
 #: Reason why a call leaves the graph of torch.compile -> :func:`call`, disabled for the compiler with this reason.
@@ -151,13 +189,6 @@ def _leave_graph(reason: str) -> None:
         disable = torch.compiler.disable
         options = {"reason": reason} if "reason" in inspect.signature(disable).parameters else {}
         _leaving[reason] = disable(call, **options)
-
-
-def _over_time(x: Tensor, repeat: int, as_parameter: bool) -> Tuple[Tensor, Tensors]:
-    """One step ``[*N]`` as the input ``[repeat, *N]``; ``as_parameter``: and as the parameter that has its gradient."""
-    if not as_parameter:
-        return x.expand(repeat, *x.shape), ()
-    return x.detach().expand(repeat, *x.shape), (x,)
 
 
 class Arguments(NamedTuple):
@@ -179,7 +210,7 @@ def arguments(
     mode: str,
     front: Sequence[Tuple[str, Any]] = (),
     behind: Sequence[Tuple[str, Any]] = (),
-    instead: Optional[Mapping[str, Tensor]] = None,
+    instead: Mapping[str, Tensor] = {},
 ) -> Arguments:
     """The parameters of a call with these inputs ``[T, *N]``, and what it asks of a runner.
 
@@ -187,26 +218,27 @@ def arguments(
     the place of parameters of these names.
     """
     x, owner, named = inputs[0], type(neuron).__name__, dispatch.values(neuron, dispatch.stamp)
-    if instead:
-        named = [(name, instead.get(name, value)) for name, value in named]
+    named = [(name, instead.get(name, value)) for name, value in named]
     checks.same_device(owner, x.device, named)
     if mode is not COMPILED:
         modules.check_gathered(owner, x, named)
     values, kinds = parameters.place(owner, named, x.shape[1:], neuron.channel_dim)
     grad = torch.is_grad_enabled()
     gradients = grad and any(value.requires_grad for value in inputs)
-    learnable = [*front, *named, *behind] if grad else []
-    learn = tuple([name for name, value in learnable if isinstance(value, Tensor) and value.requires_grad])
+    learnable = [(name, value) for name, value in (*front, *named, *behind) if isinstance(value, Tensor)]
+    learn = tuple([name for name, value in learnable if grad and value.requires_grad])
     # a gradient may come in through a state that is handed out
-    state_gradients = grad and (
-        (start is not None and any(value.requires_grad for value in start)) or (final and (gradients or bool(learn)))
-    )
-    # index: torch.compile, which may take T for a variable, is to fix it here
-    steps = operator.index(x.shape[0]) if x.shape[0] <= MAX_STATIC_STEPS else None
+    of_state = any(value.requires_grad for value in start or ()) or (final and (gradients or bool(learn)))
     own = len(kinds) - len(dispatch.numbers)
     kinds = (*["full"] * len(front), *kinds[:own], *["channel"] * len(dispatch.behind), *kinds[own:])
-    spec = (x.dtype, steps, kinds, learn, final)
-    return Arguments(named, values, (spec, gradients, state_gradients))
+    spec = (x.dtype, _fixed(x), kinds, learn, final)
+    return Arguments(named, values, (spec, gradients, grad and of_state))
+
+
+def _fixed(x: Tensor) -> Optional[int]:
+    """The number of steps of an input; None where there are too many for a kernel of their own."""
+    # index: torch.compile, which may take T for a variable, is to fix it here
+    return operator.index(x.shape[0]) if x.shape[0] <= MAX_STATIC_STEPS else None
 
 
 def _in_graph(neuron: Any, x: Tensor) -> Optional[Results]:
@@ -220,12 +252,10 @@ def _in_graph(neuron: Any, x: Tensor) -> Optional[Results]:
         return None
     dispatch = neuron._settled()
     values: Any = [value for _, value in dispatch.values(neuron, dispatch.stamp)]
-    for value in values:
-        if not isinstance(value, float):
-            return None
-    steps = operator.index(x.shape[0]) if x.shape[0] <= MAX_STATIC_STEPS else None
+    if not all(isinstance(value, float) for value in values):
+        return None
     gradients = torch.is_grad_enabled() and x.requires_grad
-    kind = dispatch.graph_kind(x.dtype, x.device.type, x.layout, steps, gradients, dispatch.stamp)
+    kind = dispatch.graph_kind(x.dtype, x.device.type, x.layout, _fixed(x), gradients, dispatch.stamp)
     output = None if kind is None else in_graph(dispatch.runners[kind], x, values)
     return None if output is None else ((output,), None, ())
 
@@ -250,33 +280,3 @@ def run_by(
     kind = dispatch.find(inputs[0].device.type, *args.kind, False, dispatch.stamp)
     outputs, end, _ = dispatch.runners[kind](inputs, start, args.values, ())
     return outputs, dict(zip(program.states, end or ()))
-
-
-# -- the signature of a call
-
-
-def _signature(x: Tensor, start: Optional[Tensors], final: bool, steps: Optional[int]) -> Tuple[Any, ...]:
-    """The key of a call with one input and without a record, beside the parameters.
-
-    ``steps``: for how many the input is repeated, 0 for a call of one step, None where the input has time.
-    """
-    grad = torch.is_grad_enabled()
-    state = None if start is None else tuple([(value.stride(), grad and value.requires_grad) for value in start])
-    return (x.shape, x.stride(), x.dtype, x.device, grad and x.requires_grad, grad, final, steps, state)
-
-
-def _state_as_it_is(names: Collection[str], state: Mapping[str, Any], x: Tensor, is_step: bool) -> Optional[Tensors]:
-    """A state in the order of ``names`` if there is nothing to check or convert about it, else None.
-
-    ``is_step``: the input is one time step.
-    """
-    if type(state) is not dict or len(state) != len(names):
-        return None
-    shape, dtype, device = x.shape if is_step else x.shape[1:], compute_dtype(x.dtype), x.device
-    start = tuple([state.get(name) for name in names])
-    for value in start:
-        if type(value) is not Tensor or value.shape != shape or value.dtype != dtype or value.device != device:
-            return None
-        if value.layout is not torch.strided:
-            return None
-    return start  # type: ignore[return-value]  # no None among them

@@ -41,26 +41,22 @@ def load(
     """Load a neuron's entries, or none of them; ``load_others`` is what ``nn.Module`` does."""
     entries = {key[len(prefix) :]: value for key, value in state_dict.items() if key.startswith(prefix)}
     # a tensor on the meta device has no values
-    tensors = {
-        name: value.detach()
-        for name, value in entries.items()
-        if isinstance(value, Tensor) and value.device.type != "meta" and "." not in name and name != TRANSFORM
-    }
-    ours = {name: tensors[name] for name in neuron.params if name in tensors}
-    places = {*neuron.params, *neuron._parameters, *neuron._buffers}
-    others = {name: neuron._foreign(name, value) for name, value in tensors.items() if name not in places}
-    values = {name: ours[name] if name in ours else getattr(neuron, name) for name in neuron.params}
+    named = [name for name, value in entries.items() if isinstance(value, Tensor) and not value.is_meta]
+    ours = {name: entries[name].detach() for name in neuron.params if name in named}
+    places = {TRANSFORM, *neuron.params, *neuron._parameters, *neuron._buffers}
+    foreign = [name for name in named if name not in places and "." not in name]
+    others = {name: neuron._foreign(name, entries[name].detach()) for name in foreign}
+    values = {**parameters.current(neuron), **ours}
     after = parameters.ranges_with(neuron, values)
-    faults = [fault for name in neuron.params for fault in _faults(neuron, name, prefix, ours.get(name), after)]
+    faults = [_fault(neuron, name, prefix + name, ours.get(name), after) for name in neuron.params]
     faults += [f"{prefix}{name} {why}" for name, why in others.items() if why]
-    transforms = neuron.transforms
-    if transforms and not faults:
-        try:
-            transforms, after = parameters.following(neuron, values, after, entries.get(TRANSFORM))
-        except ValueError as error:
-            faults.append(f"{prefix[:-1] or type(neuron).__name__}: {error}")
-    if faults:
-        errors.extend(faults)
+    if any(faults):
+        errors.extend(filter(None, faults))
+        return
+    try:
+        transforms, after = parameters.following(neuron, values, after, entries.get(TRANSFORM))
+    except ValueError as error:
+        errors.append(f"{prefix[:-1] or type(neuron).__name__}: {error}")
         return
     neuron.__dict__["transforms"] = transforms
     parameters.adopt(neuron, after)
@@ -78,32 +74,38 @@ def load(
     unexpected[:] = [key for key in unexpected if key not in known]
 
 
-def _faults(neuron: Any, name: str, prefix: str, value: Optional[Tensor], after: Mapping[str, Interval]) -> List[str]:
-    """Faults of a parameter's entry (None: no entry) under the ranges ``after`` the checkpoint."""
-    owner, key, within = type(neuron).__name__, prefix + name, after.get(name)
+def _fault(neuron: Any, name: str, key: str, value: Optional[Tensor], after: Mapping[str, Interval]) -> str:
+    """Fault of a parameter's entry (None: no entry) under the ranges ``after`` the checkpoint; "" without one."""
+    owner, within = type(neuron).__name__, after.get(name)
     if value is None:
         try:
             if within != neuron.bounds.get(name):
                 parameters.require_inside(neuron, name, getattr(neuron, name), after)
         except ValueError as error:
-            return [f"{key} is not in the checkpoint, and does not fit the rest of it: {error}"]
-        return []
-    learnt = neuron._parameters.get(name)
+            return f"{key} is not in the checkpoint, and does not fit the rest of it: {error}"
+        return ""
+    learnt, kind = neuron._parameters.get(name), neuron.vectors.get(name)
+    if kind is not None and value.numel() > 1 and value.shape[-1] != kind.n:
+        here = list(torch.as_tensor(getattr(neuron, name)).shape) or [kind.n]
+        return (
+            f"size mismatch for {key}: copying a param with shape {value.shape} from checkpoint, the shape in current "
+            f"model is {torch.Size(here)}."
+        )
     if value.numel() == 0 and name not in neuron._parameters and torch.as_tensor(getattr(neuron, name)).numel():
-        return [f"{key} has shape {list(value.shape)}, no value, and {name} of {owner} has values here"]
+        return f"{key} has shape {list(value.shape)}, no value, and {name} of {owner} has values here"
     if learnt is not None and learnt.ndim == 0 and value.numel() > 1:  # torch before 2.1 would take the first
-        return [
+        return (
             f"{key} has shape {list(value.shape)}, and {name} is one learnt value for all here; make the {owner} "
             f"with {name}=torch.full({tuple(value.shape)}, ...)"
-        ]
+        )
     if within is None or bool(within.holds(value).all()):
-        return []
+        return ""
     outside = value[~within.holds(value)].flatten()
     some = ", ".join(f"{number:g}" for number in outside[:3].tolist()) + (", ..." if outside.numel() > 3 else "")
-    return [
+    return (
         f"{key} holds {some}, and {name} of {owner} must be {within}; to load it all the same, set "
         f"bounds=None on the neuron, or bounds={{{name!r}: (low, high)}} for another range"
-    ]
+    )
 
 
 def _set(neuron: Any, name: str, value: Tensor, within: Optional[Interval]) -> bool:
@@ -141,13 +143,11 @@ def _expanded(neuron: Any, entries: Mapping[str, Any], prefix: str) -> Dict[str,
 
 def of_snntorch(reset: Any, name: str, value: Tensor) -> Optional[str]:
     """Meaning of the buffers that snnTorch keeps beside parameters, for a neuron with snnTorch's resets."""
-    if name not in (*SNNTORCH, *STATES_OF_SNNTORCH) or reset is None:
+    if reset is None:
         return None
-    if name in STATES_OF_SNNTORCH:
-        return ""
     if name == "reset_mechanism_val":
         theirs = dict(enumerate(("soft", "hard", "none"))).get(int(value))
         return "" if theirs == reset else f"is {int(value)}, which means reset={theirs!r}, not {reset!r}"
-    if bool((value == 1).all()):
-        return ""
-    return f"is {value.tolist()}, and spikes are 1 here; multiply the neuron's output by it"
+    if name == "graded_spikes_factor" and not bool((value == 1).all()):
+        return f"is {value.tolist()}, and spikes are 1 here; multiply the neuron's output by it"
+    return "" if name in (*SNNTORCH, *STATES_OF_SNNTORCH) else None

@@ -7,25 +7,38 @@ from __future__ import annotations
 
 import inspect
 import keyword
+import math
 from typing import Any, Callable, Collection, Dict, Iterable, Mapping, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor, nn
 
 from spikecore._base import misnamed
-from spikecore._plugins.registry import AUTO_NAME, default_registry
-from spikecore._plugins.selection import Resolved
+from spikecore._base.bits import BYTE
 from spikecore.backend import BackendError, Capabilities, Feedback, Spec, Tensors, Unsupported
 from spikecore.context import is_compiling
 from spikecore.dtypes import NAMES, compute_dtype
-from spikecore.lang import Program
+from spikecore.lang import Expr, Program, Vector
+from spikecore.plugins.registry import AUTO_NAME, default_registry
+from spikecore.plugins.selection import Resolved
 from spikecore.surrogate import Surrogate
-from spikecore.surrogate._base import is_given
 from spikecore.words import a_kind, no_tensor, shown
+
+#: Check of an attribute whenever it is set: check(owner, name, value) -> value.
+Check = Callable[[str, str, Any], Any]
 
 RESETS = ("hard", "soft", "none")
 #: Keywords of every neuron, beside its parameters.
 COMMON = ("surrogate", "detach_reset", "gradient", "learn", "channel_dim", "step", "repeat", "backend", "bounds")
+
+
+#: What a class declares by name, and what stands behind each name; "" where names alone may.
+_DECLARED = {"states": "initial value", "params": "default value", "inputs": "", "sizes": "number of values"}
+
+
+def is_a(value: Any, *kinds: type) -> bool:
+    """True if a value is of one of these types, among which a truth value is no number."""
+    return isinstance(value, kinds) and not isinstance(value, bool)
 
 
 def check_network(owner: str, net: Any) -> None:
@@ -36,20 +49,20 @@ def check_network(owner: str, net: Any) -> None:
 
 def declaration(cls: Any, base: type) -> None:
     """Check what a neuron class declares: names that can be attributes, and take nothing that is in use."""
-    for kind in ("states", "params", "inputs"):
+    for kind, what in _DECLARED.items():
         declared = getattr(cls, kind)
         if isinstance(declared, str):
             raise TypeError(f"{cls.__name__}.{kind}={declared!r} must hold names; for one name write ({declared!r},)")
-        if kind != "inputs" and not isinstance(declared, Mapping):
-            what = "initial value" if kind == "states" else "default value"
+        if what and not isinstance(declared, Mapping):
             raise TypeError(f"{cls.__name__}.{kind}={declared!r} must be a dict of name: {what}")
         for name in declared:
             if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name) or name.startswith("_"):
                 raise TypeError(f"{cls.__name__}.{kind} has {name!r}, which is no usable name; use a plain identifier")
     for name, value in cls.states.items():
-        if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        if not is_a(value, int, float, str, Vector):
             raise TypeError(
-                f"{cls.__name__}.states has {name!r} start at {value!r}; give a number or the name of a parameter"
+                f"{cls.__name__}.states has {name!r} start at {value!r}; give a number or the name of a parameter, or "
+                "sc.vector(n) for n values"
             )
     if "dynamics" in vars(cls):
         try:
@@ -61,23 +74,20 @@ def declaration(cls: Any, base: type) -> None:
     reset = cls.reset_states
     if isinstance(reset, str) or any(name not in cls.states for name in reset or ()):
         raise TypeError(f"{cls.__name__}.reset_states={reset!r} must be a tuple of names of states, or None for all")
-    names = (*cls.inputs, *cls.states, *cls.params)
+    names = (*cls.inputs, *cls.states, *cls.params, *cls.sizes)
     for name in names:
         if names.count(name) > 1:
             raise TypeError(f"{cls.__name__} has {name!r} more than once among inputs, states and params; rename one")
-    for name, value in cls.params.items():
+    for name, value in {**cls.params, **cls.sizes}.items():
         if isinstance(value, nn.Parameter):
             raise TypeError(
                 f"{cls.__name__}.params has an nn.Parameter as the default of {name!r}, which all neurons of the "
                 f"class would share; give a number or a tensor there, and learn=({name!r},) to the neuron"
             )
-        if hasattr(base, name) or name in (*COMMON, "training"):
-            raise TypeError(f"{cls.__name__}.params has {name!r}, which every neuron uses already; choose another name")
         attribute = inspect.getattr_static(cls, name, None)
-        if callable(attribute) or isinstance(attribute, property) or name in cls.configuration:
-            raise TypeError(
-                f"{cls.__name__}.params has {name!r}, which the class has as a method or a setting; rename one"
-            )
+        is_method = callable(attribute) or isinstance(attribute, property)
+        if is_method or hasattr(base, name) or name in (*COMMON, *cls.configuration, "training"):
+            raise TypeError(f"{cls.__name__}.params has {name!r}, which neurons use already; choose another name")
 
 
 def definition(cls: Any, base: Any) -> None:
@@ -90,25 +100,29 @@ def definition(cls: Any, base: Any) -> None:
 
 def known_keywords(cls: Any, keywords: Mapping[str, Any]) -> None:
     """Refuse a keyword that is no parameter of this neuron class."""
-    unknown = [name for name in keywords if name not in cls.params]
+    unknown = [name for name in keywords if name not in (*cls.params, *cls.sizes)]
     if not unknown:
         return
+    for base in cls.__mro__[1:]:
+        lost = [name for name in unknown if name in vars(base).get("params", {})]
+        if lost:
+            raise TypeError(
+                f"{cls.__name__}.params takes the place of that of {base.__name__}, and has no "
+                f"{', '.join(map(repr, lost))}; write params = {{**{base.__name__}.params, ...}}"
+            )
     parameters = [
         name
         for name, argument in inspect.signature(cls).parameters.items()
         if name not in COMMON and argument.kind not in (argument.VAR_KEYWORD, argument.VAR_POSITIONAL)
     ]
     hints = [misnamed.hint(name, [*parameters, *COMMON]) for name in unknown]
-    hint = "; ".join(text.rstrip(". ") for text in hints if text)
-    hint += "" if not hint else " " if hint.endswith("?") else ". "
+    hint = "; ".join([text.rstrip(". ") for text in hints if text])
+    if hint:
+        hint += " " if hint.endswith("?") else ". "
     raise TypeError(
         f"{cls.__name__} has no parameter {', '.join(map(repr, unknown))}; {hint}Parameters: "
         f"{', '.join(parameters) or 'none'}; every neuron takes: {', '.join(COMMON)}"
     )
-
-
-#: Check of an attribute whenever it is set: check(owner, name, value) -> value.
-Check = Callable[[str, str, Any], Any]
 
 
 def surrogate(owner: str, name: str, value: Any) -> Surrogate:
@@ -121,7 +135,7 @@ def surrogate(owner: str, name: str, value: Any) -> Surrogate:
             f"for one of your own subclass Surrogate and write derivative(self, u){misnamed.hint_of_surrogate(value)}"
         )
     for field, number in vars(value).items():
-        if is_given(number):
+        if isinstance(number, (Expr, Tensor)):
             raise TypeError(
                 f"{owner}: surrogate={value!r}: {field} must be a number; for one that is learnt or a tensor "
                 "declare a parameter, and write self.spike(u, surrogate=...) with an expression of it in dynamics"
@@ -136,64 +150,81 @@ def flag(owner: str, name: str, value: Any) -> bool:
     return value
 
 
-def flag_or_none(owner: str, name: str, value: Any) -> Optional[bool]:
-    """A truth value, or None for as it can be."""
-    return None if value is None else flag(owner, name, value)
-
-
 def whole(owner: str, name: str, value: Any) -> int:
     """A whole number."""
-    if isinstance(value, bool) or not isinstance(value, int):
+    if not is_a(value, int):
         raise TypeError(f"{owner}: {name}={value!r} must be a whole number")
-    return value
+    return int(value)
 
 
-def steps_or_none(owner: str, name: str, value: Any) -> Optional[int]:
-    """A number of time steps, or None."""
-    if value is None:
-        return None
+def levels(owner: str, name: str, value: Any) -> int:
+    """The largest number of spikes in a step."""
+    if not 1 <= whole(owner, name, value) <= BYTE:
+        raise ValueError(f"{owner}: {name}={value} must be from 1 to {BYTE}, the largest number of spikes in a step")
+    return int(value)
+
+
+def _number(owner: str, name: str, value: Any) -> float:
+    if not is_a(value, int, float):
+        raise TypeError(f"{owner}: {name}={shown(value)} must be a number, or None")
+    if not math.isfinite(value):
+        raise ValueError(f"{owner}: {name}={value} must be finite, or None")
+    return float(value)
+
+
+def _steps(owner: str, name: str, value: Any) -> int:
     what = "or None for inputs that have time"
-    if isinstance(value, bool) or not isinstance(value, int):
+    if not is_a(value, int):
         raise TypeError(f"{owner}: {name}={shown(value)} must be a number of time steps, {what}")
     if value < 1:
         raise ValueError(f"{owner}: {name}={value} must be 1 or more time steps, {what}")
-    return value
+    return int(value)
 
 
-def reset(owner: str, name: str, value: Any) -> str:
-    """Check of ``reset``: the effect of a spike on the membrane potential."""
-    return _choice(owner, name, value, RESETS, f"one of {', '.join(map(repr, RESETS))}")
+def _or_none(check: Check) -> Check:
+    return lambda owner, name, value: None if value is None else check(owner, name, value)
 
 
-def gradient(owner: str, name: str, value: Any) -> str:
-    """Check of ``gradient``: the derivative of a spike."""
-    words = "'surrogate', or 'spike_time' for the exact derivative of the times of spikes"
-    return _choice(owner, name, value, ("surrogate", "spike_time"), words)
+def _one_of(choices: Sequence[str], words: str) -> Check:
+    def check(owner: str, name: str, value: Any) -> str:
+        if value not in choices:
+            raise ValueError(f"{owner}: {name}={value!r} must be {words}{misnamed.hint_of_value(name, value)}")
+        return str(value)
+
+    return check
 
 
-def step(owner: str, name: str, value: Any) -> str:
-    """The step mode."""
-    return _choice(owner, name, value, ("multi", "single"), "'multi' (input [T, *N]) or 'single' (input [*N])")
+#: A truth value, or None for as it can be.
+flag_or_none = _or_none(flag)
+#: A finite number, or None.
+number_or_none = _or_none(_number)
+#: A number of time steps, or None.
+steps_or_none = _or_none(_steps)
+#: The rounding of a number of spikes.
+rounding = _one_of(("nearest", "down"), "'nearest' (ties to even) or 'down'")
+#: The effect of a spike on the membrane potential.
+reset = _one_of(RESETS, f"one of {', '.join(map(repr, RESETS))}")
+#: The derivative of a spike.
+gradient = _one_of(
+    ("surrogate", "spike_time"), "'surrogate', or 'spike_time' for the exact derivative of the times of spikes"
+)
+#: The step mode.
+step = _one_of(("multi", "single"), "'multi' (input [T, *N]) or 'single' (input [*N])")
 
 
-def _choice(owner: str, name: str, value: Any, choices: Sequence[str], words: str) -> str:
-    if value not in choices:
-        raise ValueError(f"{owner}: {name}={value!r} must be {words}{misnamed.hint_of_value(name, value)}")
-    return str(value)
-
-
-def recorded(owner: str, record: Any, states: Collection[str]) -> Tuple[str, ...]:
-    """The ``record`` argument as a tuple of state names."""
+def recorded(owner: str, record: Any, neuron: Any) -> Tuple[str, ...]:
+    """The ``record`` argument as a tuple of names of states and of named values."""
     if isinstance(record, str):
         raise TypeError(f"{owner}: record={record!r} must be a tuple of state names; write record=({record!r},)")
     if not isinstance(record, Iterable):
         raise TypeError(f"{owner}: record={record!r} must be a tuple of state names, () for none")
     names = tuple(dict.fromkeys(record))
     for name in names:
-        if name not in states:
+        if name not in neuron.states and name not in neuron.recordable:
+            named = ", ".join(neuron.program.named)
             raise ValueError(
-                f"{owner}: record names {name!r}, which is no state; states: {', '.join(states) or 'none'}"
-                f"{misnamed.hint_of_state([name])}"
+                f"{owner}: record names {name!r}, which is no state; states: {', '.join(neuron.states) or 'none'}"
+                f"{f'; named values: {named}' if named else ''}{misnamed.hint_of_state([name])}"
             )
     return names
 
@@ -218,8 +249,17 @@ def tensor(owner: str, name: str, value: Any) -> None:
         raise TypeError(f"{owner}: {name} has layout {value.layout}; give a dense tensor, e.g. {name}.to_dense()")
 
 
-def inputs(owner: str, names: Sequence[str], values: Sequence[Any]) -> Tensors:
-    """The inputs of a call as tensors of one shape, device and floating dtype."""
+def inputs(owner: str, names: Sequence[str], values: Sequence[Any], setting: str = "") -> Tensors:
+    """The inputs of a call as tensors of one shape, device and floating dtype; those that broadcast are expanded."""
+    return expanded(*broadcasting(owner, names, values, setting))
+
+
+def broadcasting(
+    owner: str, names: Sequence[str], values: Sequence[Any], setting: str = ""
+) -> Tuple[Tensors, Sequence[int]]:
+    """The inputs of a call as tensors of one device, floating dtype and number of dimensions, and the shape ``[T, *N]``
+    that they broadcast to. ``setting``: why T is not the caller's, such as ``"repeat=4"``.
+    """
     if len(values) != len(names):
         raise TypeError(
             f"{owner} takes {len(names)} input{'s' * (len(names) != 1)} ({', '.join(names)}), got {len(values)}; "
@@ -232,20 +272,44 @@ def inputs(owner: str, names: Sequence[str], values: Sequence[Any]) -> Tensors:
             raise ValueError(f"{owner}: {name} has no dimensions; a multi-step call takes [T, *N], T time steps first")
     first = values[0]
     if len(values) == 1:
-        return (first,)
+        return (first,), first.shape
     dtype = first.dtype
     for name, value in zip(names[1:], values[1:]):
-        if value.shape != first.shape:
-            raise ValueError(
-                f"{owner}: {name} has shape {list(value.shape)} and {names[0]} has {list(first.shape)}; "
-                "all inputs have one shape"
-            )
         if value.device != first.device:
             raise ValueError(
                 f"{owner}: {name} is on {value.device} and {names[0]} is on {first.device}; move one of them"
             )
         dtype = torch.promote_types(dtype, value.dtype)
-    return tuple(value.to(dtype) for value in values)
+    shape: Sequence[int] = first.shape
+    if any(value.shape != shape for value in values):
+        shape = _common_shape(owner, names, values, setting)
+        # one dimension is that of time
+        values = [x if x.ndim == len(shape) else x.view(-1, *[1] * (len(shape) - 1)) for x in values]
+    return tuple(value.to(dtype) for value in values), shape
+
+
+def _common_shape(owner: str, names: Sequence[str], values: Sequence[Tensor], setting: str) -> Sequence[int]:
+    """The shape ``[T, *N]`` that inputs of different shapes broadcast to: one dimension alone is that of time."""
+    dims = max(value.ndim for value in values)
+    sizes = [(*value.shape, *[1] * (dims - 1)) if value.ndim == 1 else value.shape for value in values]
+    try:
+        if all(len(size) == dims for size in sizes):
+            shape: Sequence[int] = torch.broadcast_shapes(*sizes)
+            return shape
+    except RuntimeError:
+        pass
+    seen = [list(value.shape[1:] if setting else value.shape) for value in values]
+    shapes = " and ".join(f"{name} has shape {shape}" for name, shape in zip(names, seen))
+    ways = "such as [T, 1, C], or one dimension alone, [T], for one value a step"
+    if setting:
+        ways = f"such as [1, C]; with {setting} each is one time step [*N], without T"
+    raise ValueError(f"{owner}: {shapes}; inputs have one shape, or sizes of 1 in as many dimensions, {ways}")
+
+
+def expanded(inputs: Tensors, shape: Sequence[int]) -> Tensors:
+    """The inputs of a call, all of this shape."""
+    # torch.jit.trace warns of comparisons: one input is whole
+    return inputs if len(inputs) == 1 else tuple([x if x.shape == shape else x.expand(shape) for x in inputs])
 
 
 def is_device(a: torch.device, b: torch.device) -> bool:
@@ -262,6 +326,11 @@ def same_device(owner: str, device: torch.device, named: Sequence[Tuple[str, Any
                 f"{owner}: {name} is on {value.device} and the input is on {device}; "
                 f"move the neuron with .to({str(device)!r})"
             )
+
+
+#: A state in errors, and the way out: one that was given, and one that is carried.
+_GIVEN_STATE = "state", "give it that shape and the input's device"
+_CARRIED_STATE = "the state carried from the last call", "call sc.reset(net) between sequences of different batches"
 
 
 def state(
@@ -286,18 +355,13 @@ def state(
             f"{misnamed.hint_of_state(start)}"
         )
     step_shape, dtype = x.shape[1:], compute_dtype(x.dtype)
-    what, way_out = (
-        ("the state carried from the last call", "call sc.reset(net) between sequences of different batches")
-        if carried
-        else ("state", "give it that shape and the input's device")
-    )
+    what, way_out = _CARRIED_STATE if carried else _GIVEN_STATE
     for name in names:
-        value = start[name]
+        value, shape = start[name], (shapes or {}).get(name, step_shape)
         if not isinstance(value, Tensor) or not value.is_floating_point():
             raise TypeError(f"{owner}: {what} has {name}={shown(value)}; give a floating-point tensor")
         if value.is_nested or value.layout is not torch.strided:
             raise TypeError(f"{owner}: {what} has {name} of layout {value.layout}; give a dense tensor")
-        shape = shapes.get(name, step_shape) if shapes else step_shape
         if value.shape != shape:
             expected = "one time step of the input has" if shape is step_shape else "wanted is"
             raise ValueError(
@@ -329,7 +393,8 @@ def lacking(
         ("normalisation", bool(program.normalised)),
         ("normalised_shortcut", any(row.input != program.inputs[0] for row in program.normalised)),
         ("recurrent", spec.feedback is not None),
-        ("feedback_options", spec.feedback is not None and spec.feedback != Feedback(spec.feedback.bias)),
+        ("feedback_options", any(row != Feedback(row.bias, further=row.further) for row in spec.feedbacks)),
+        ("feedback_gates", bool(spec.further) or any(row.further for row in spec.feedbacks)),
         ("several_inputs", len(program.inputs) > 1),
         ("several_outputs", len(program.outputs) > 1),
     )

@@ -18,51 +18,122 @@ Rules of this module:
 from __future__ import annotations
 
 import itertools
+import warnings
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Tuple, Type, Union
 
 import torch
 from torch import Tensor, nn
 
 from spikecore._base.caches import CALLS
-from spikecore._plugins.registry import AUTO_NAME, default_registry
-from spikecore._plugins.selection import REFERENCE, Request, Resolved, capture, resolve
-from spikecore.backend import Feedback, Runner, Spec, Unsupported
+from spikecore.backend import Backend, Feedback, Runner, Spec, Unsupported
 from spikecore.context import compile_time, is_exporting
-from spikecore.core import checks
-from spikecore.core.automatic import Calls, automatic_runner
+from spikecore.core import checks, vectors
 from spikecore.core.ranges import Interval
 from spikecore.core.state import Stateful
 from spikecore.dtypes import NAMES
-from spikecore.lang import Expr, Node, Numbers, Program, topological, trace
-from spikecore.lang._spike_times import with_spike_times
-from spikecore.lang.transform import Normalised, Repeated, Transform
+from spikecore.lang import Numbers, Program, topological, trace
+from spikecore.lang.spike_times import with_spike_times
+from spikecore.lang.transform import Normalised, Recorded, Repeated, Transform
+from spikecore.lang.vectors import leaf
+from spikecore.plugins.registry import AUTO_NAME, default_registry
+from spikecore.plugins.selection import REFERENCE, Request, Resolved, alternatives, capture, resolve
 from spikecore.words import shown
 
 # -- dispatch
 
 
 #: The transforms that a call itself asks for, by name.
-_OF_CALLS: Mapping[str, Callable[..., Transform]] = {"repeated": Repeated, "normalised": Normalised}
+_OF_CALLS: Mapping[str, Type[Transform]] = {"repeated": Repeated, "normalised": Normalised, "recorded": Recorded}
 #: Unique id of a definition until the hash of its program is known.
 _definitions = itertools.count()
 _UNTRACED = "definition "
 
-#: The fields of a Spec, in order; the last one where there is feedback.
+#: The fields of a Spec, in order; the last two where there is feedback.
 SpecKey = Union[
     Tuple[torch.dtype, Optional[int], Tuple[str, ...], Tuple[str, ...], bool],
-    Tuple[torch.dtype, Optional[int], Tuple[str, ...], Tuple[str, ...], bool, Feedback],
+    Tuple[torch.dtype, Optional[int], Tuple[str, ...], Tuple[str, ...], bool, Feedback, Tuple[Feedback, ...]],
 ]
 #: Type of device, whether the reference must compute, fields of the Spec, whether gradients, gradients of the state,
 #: and a record are asked for.
 CallKind = Tuple[str, bool, SpecKey, bool, bool, bool]
 
 
+#: Listeners of refusals: functions of the names of the refusing and of the next backend, and the error.
+Listener = Callable[[str, str, Unsupported], None]
+_listeners: List[Listener] = []
+
+
+@contextmanager
+def told_of_refusals(listener: Listener) -> Iterator[None]:
+    """Within the block ``listener`` is called where a backend that was chosen automatically does not support a call."""
+    _listeners.append(listener)
+    try:
+        yield
+    finally:
+        _listeners.remove(listener)
+
+
+class Calls(NamedTuple):
+    """Calls of one kind: what a runner is made for, and what it must be able to do."""
+
+    device_type: str
+    program: Program
+    spec: Spec
+    gradients: bool
+    state_gradients: bool
+    record: bool
+
+    def lacks(self, backend: Backend) -> Tuple[str, ...]:
+        """Names of the capabilities that these calls need and a backend does not have."""
+        return checks.lacking(
+            backend.capabilities_on(self.device_type),
+            self.program,
+            self.spec,
+            gradients=self.gradients,
+            state_gradients=self.state_gradients,
+            record=self.record,
+        )
+
+    def runner(self, resolved: Resolved) -> Runner:
+        """The runner of a backend. A backend that was asked for by name raises :class:`Unsupported` where it cannot do
+        what these calls need. One that was chosen automatically leaves them to the next one of the order, and a warning
+        says so: all this is known before anything runs. Any other error, such as that of a compiler, is the caller's.
+        """
+        refusal: Optional[Unsupported] = None
+        others = alternatives(self.device_type, resolved.backend.name) if resolved.source == AUTO_NAME else ()
+        for candidate in itertools.chain([resolved], others):
+            missing = self.lacks(candidate.backend)
+            try:
+                if missing:
+                    raise Unsupported(checks.unsupported(candidate, self.program.name, missing, self.device_type))
+                runner = candidate.backend.runner(self.program, self.spec)
+            except Unsupported as error:
+                refusal = refusal or error
+                continue
+            if refusal is not None:
+                _warn(resolved.backend.name, candidate.backend.name, refusal)
+            return runner
+        raise refusal  # type: ignore[misc]  # of the first candidate
+
+
+def _warn(refusing: str, computing: str, refusal: Unsupported) -> None:
+    if default_registry().first(("refused", refusing, str(refusal))):
+        warnings.warn(
+            f"backend {computing!r} computes instead of {refusing!r}, which was chosen automatically: {refusal}",
+            RuntimeWarning,
+            stacklevel=6,
+        )
+    for listener in tuple(_listeners):
+        listener(refusing, computing, refusal)
+
+
 @dataclass(eq=False)
 class Dispatch:
     """Program, backends and runners of a neuron's calls. Replaced as a whole when definition or request changes."""
 
-    #: Which backend was asked for, by argument or context.
+    #: The backend that was asked for, by argument or context.
     request: Request
     #: Device type -> the backend that computes there. It stays when the definition changes.
     bound: Dict[str, Resolved] = field(default_factory=dict)
@@ -128,6 +199,10 @@ class Dispatch:
             self.by_name[key] = self.of(_OF_CALLS[transform](*how))
         return key
 
+    def recording(self, values: Tuple[str, ...]) -> Dispatch:
+        """The dispatch whose program has these named values as states."""
+        return self.by_name[self.by_fields("recorded", (values,), self.stamp)] if values else self
+
     def adopt(self, before: Dispatch) -> None:
         """Share the runners of a dispatch of the same program, and of its transforms, which torch.compile guards."""
         self.runners = before.runners
@@ -172,8 +247,9 @@ class Dispatch:
         if key not in self.runners:
             program: Any = self.program
             calls = Calls(device_type, program, Spec(*spec), gradients, state_gradients, record)
-            self._check(calls)
-            self.runners[key] = runner_of(self.computes(device_type, transformed), calls)
+            for reason in filter(None, [transform.refuses(calls.spec.dtype) for transform in self.transforms]):
+                raise ValueError(f"{program.name}: {reason}")
+            self.runners[key] = calls.runner(self.computes(device_type, transformed))
         return key
 
     @compile_time
@@ -254,34 +330,16 @@ class Dispatch:
             else self.find(device_type, *kind, stamp)
         )
 
-    def _check(self, calls: Calls) -> None:
-        """Raise ValueError for calls in a dtype that a transform refuses."""
-        for reason in filter(None, [transform.refuses(calls.spec.dtype) for transform in self.transforms]):
-            raise ValueError(f"{calls.program.name}: {reason}")
-
     def values(self, neuron: Any, stamp: str) -> List[Tuple[str, Union[float, Tensor]]]:
         """The parameters of the program, by name: those of the neuron, and behind them the numbers of its surrogate."""
-        return [*[(name, getattr(neuron, name)) for name in self.used(stamp)], *self.numbers.items()]
+        return [*vectors.values(neuron, self.used(stamp)), *self.numbers.items()]
 
-    def note(self, signature: Tuple[Any, ...], call: Any) -> None:
-        """Have later calls of this signature find ``call`` in :attr:`noted`."""
+    def note(self, signature: Optional[Tuple[Any, ...]], call: Any) -> None:
+        """Have later calls of this signature find ``call`` in :attr:`noted`; None: no call does."""
         if len(self.noted) >= CALLS:
             self.noted.clear()
-        self.noted[signature] = call
-
-
-def runner_of(resolved: Resolved, calls: Calls) -> Runner:
-    """The runner of calls of one kind.
-
-    Where a backend was asked for by name and lacks what they need, :class:`Unsupported` says so; a backend that was
-    chosen automatically leaves such calls to the next one.
-    """
-    if resolved.source == AUTO_NAME:
-        return automatic_runner(resolved, calls)
-    missing = calls.lacks(resolved.backend)
-    if missing:
-        raise Unsupported(checks.unsupported(resolved, calls.program.name, missing, calls.device_type))
-    return resolved.backend.runner(calls.program, calls.spec)
+        if signature is not None:
+            self.noted[signature] = call
 
 
 # -- from a neuron to its program
@@ -298,11 +356,11 @@ def _traced(neuron: Any, transforms: Iterable[Transform]) -> Tuple[Program, Dict
 def equations(neuron: Any, ranges: Mapping[str, Interval]) -> Tuple[Program, Dict[str, float]]:
     """The ``dynamics`` of a neuron as a program, and the values of its numbers. What is learnt is in its range."""
     numbers = Numbers(reserved=(*neuron.inputs, *neuron.states, *neuron.params))
-    params = {name: Expr(Node("param", (), name)) for name in neuron.params}
+    params = {name: leaf("param", name, neuron.vectors.get(name)) for name in neuron.params}
     for name, value in neuron._parameters.items():
         if name in ranges and value is not None:
             params[name] = ranges[name].equation(params[name], value.dtype)
-    declared = type(neuron).states
+    declared = vectors.sized(neuron, type(neuron).states)
     reset = declared if neuron.reset_states is None else neuron.reset_states
     # dynamics sees self.tau as p.tau, since as a number it would be a constant; and what it sets on self is lost
     twin = object.__new__(type(neuron))
@@ -311,7 +369,7 @@ def equations(neuron: Any, ranges: Mapping[str, Interval]) -> Tuple[Program, Dic
     program = trace(
         twin.dynamics,
         name=type(neuron).__name__,
-        inputs=neuron.inputs,
+        inputs=vectors.sized(neuron, type(neuron).inputs),
         states=declared,
         params=params,
         detached=tuple(reset) if neuron.detach_reset else (),
@@ -328,7 +386,7 @@ def _check_learnt(neuron: Any, program: Program) -> None:
     nodes = topological([*program.outputs, *program.next, *program.initial])
     read = {str(node.attr) for node in nodes if node.op == "param"}
     learnt = tuple(dict.fromkeys((*neuron.learn, *neuron._parameters)))
-    for name in learnt:
+    for name in vectors.recorded(neuron, learnt):
         if name in program.params and name not in read:
             raise ValueError(
                 f"{program.name}: learn={learnt!r}: only the derivative of a spike reads {name!r}, and no "

@@ -1,4 +1,4 @@
-"""Facts about a module from outside: its hooks, whether its parts run in turn, what wraps it, its shards.
+"""Facts about a module from outside: its hooks, what wraps it, its shards.
 
 ``DistributedDataParallel`` wraps a network, whose names then have a prefix. ``fully_shard`` turns parameters into
 shards (``DTensor``), and into plain tensors while the module it was given runs.
@@ -7,6 +7,8 @@ shards (``DTensor``), and into plain tensors while the module it was given runs.
 from __future__ import annotations
 
 import copy
+import operator
+from contextlib import contextmanager
 from typing import Any, Callable, Iterator, List, Mapping, Sequence, Set, Tuple, Type, TypeVar, Union
 
 from torch import Tensor, nn
@@ -17,8 +19,12 @@ from spikecore.context import PLAIN
 _Hook = TypeVar("_Hook", bound=Callable[..., Any])
 #: Marks a hook as read-only: it does not change the layer's inputs or output.
 _OBSERVES = "_spikecore_observes"
-_GLOBAL = tuple(
-    f"_global_{kind}" for kind in ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks")
+#: Hooks of all modules.
+_GLOBAL = (
+    _module._global_forward_hooks,
+    _module._global_forward_pre_hooks,
+    _module._global_backward_hooks,
+    _module._global_backward_pre_hooks,
 )
 
 
@@ -32,11 +38,10 @@ def has_own_hooks(module: nn.Module) -> bool:
     """True if a hook of this module, or a ``forward`` set on it, sees its result. The graph that ``sc.fuse`` puts in
     the place of a forward is none.
     """
-    backward: Union[Any, bool] = module._backward_hooks or getattr(module, "_backward_pre_hooks", None)
     forward = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
-    hooked = bool(backward) or any(not hasattr(hook, _OBSERVES) for hook in forward)
-    own_forward: Any = vars(module).get("forward")
-    return hooked or (own_forward is not None and not getattr(own_forward, "is_graph", False))
+    hooks = (*module._backward_hooks, *module._backward_pre_hooks, *[h for h in forward if not hasattr(h, _OBSERVES)])
+    own_forward = vars(module).get("forward")
+    return bool(hooks) or not getattr(own_forward, "is_graph", own_forward is None)
 
 
 def has_own_inputs(module: nn.Module) -> bool:
@@ -47,7 +52,7 @@ def has_own_inputs(module: nn.Module) -> bool:
 
 def has_hooks(module: nn.Module) -> bool:
     """The same, with hooks of all modules."""
-    return has_own_hooks(module) or any(getattr(_module, name, ()) for name in _GLOBAL)
+    return has_own_hooks(module) or any(_GLOBAL)
 
 
 def calls_as(module: nn.Module, base: Type[nn.Module]) -> bool:
@@ -57,13 +62,22 @@ def calls_as(module: nn.Module, base: Type[nn.Module]) -> bool:
     return isinstance(module, base) and kind.forward is base.forward and same
 
 
-def in_turn(module: nn.Module) -> bool:
-    """True if a module calls its children one after the other, as ``nn.Sequential`` does.
+def pair(size: Any) -> Tuple[int, int]:
+    """Rows and columns of a setting of a layer, such as a window; one number, or a list of one, is for both."""
+    h, *others = size if isinstance(size, (tuple, list)) else (size,)
+    return operator.index(h), operator.index(others[0] if others else h)
 
-    ``nn.Sequential.forward`` iterates over the module, so a class with an ``__iter__`` of its own may call other parts,
-    or in another order.
-    """
-    return calls_as(module, nn.Sequential) and type(module).__iter__ is nn.Sequential.__iter__  # type: ignore[attr-defined]
+
+@contextmanager
+def in_mode(net: nn.Module, training: bool) -> Iterator[None]:
+    """``net.train(training)`` within the block; after it every module is in the mode that it was in."""
+    modes = [(module, module.training) for module in net.modules()]
+    try:
+        net.train(training)
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
 
 
 def outside(net: nn.Module, kinds: Union[type, Tuple[type, ...]]) -> Iterator[Tuple[str, nn.Module]]:
@@ -90,10 +104,17 @@ def makes_time(net: Any) -> bool:
 
 def time_makers(net: nn.Module) -> Set[nn.Module]:
     """The encoders and neurons of a network that make time: before the first of them is called, there is none."""
-    return {module for module in net.modules() if makes_time(module) and not any(True for _ in module.children())}
+    return {module for module in net.modules() if makes_time(module) and not [*module.children()]}
 
 
 _WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+
+
+def is_compiled(net: nn.Module) -> bool:
+    """True if ``torch.compile`` runs the network or a part of it, by ``layer.compile()``, too."""
+    return any(
+        getattr(part, "_compiled_call_impl", None) is not None or "_orig_mod" in part._modules for part in net.modules()
+    )
 
 
 def unwrapped(net: nn.Module, checkpointed: bool = False) -> nn.Module:
@@ -102,13 +123,11 @@ def unwrapped(net: nn.Module, checkpointed: bool = False) -> nn.Module:
     """
     inner: Any = net
     while True:
-        if isinstance(inner, _WRAPPERS) or (not checkpointed and getattr(type(inner), "is_checkpointed", False)):
-            inner = inner._modules["module"]
-        elif "_orig_mod" in inner._modules:
-            inner = inner._modules["_orig_mod"]
-        else:
-            break
-    return inner  # type: ignore[no-any-return]  # a module holds modules
+        wraps = isinstance(inner, _WRAPPERS) or (not checkpointed and getattr(type(inner), "is_checkpointed", False))
+        within = inner._modules.get("module" if wraps else "_orig_mod")
+        if within is None:
+            return inner  # type: ignore[no-any-return]  # a module
+        inner = within
 
 
 def copy_of(net: nn.Module) -> nn.Module:
@@ -147,24 +166,21 @@ def check_gathered(owner: str, x: Tensor, named: Sequence[Tuple[str, Any]]) -> N
             )
 
 
-#: Other libraries -> the base of their neurons, and that of their modules that keep a state from call to call.
-_FOREIGN: Mapping[str, Tuple[str, str]] = {
-    "snntorch": ("SpikingNeuron", "SpikingNeuron"),
-    "spikingjelly": ("BaseNode", "MemoryModule"),
-}
+#: Modules of other libraries that keep a state from call to call: library and base class.
+_FOREIGN = {("snntorch", "SpikingNeuron"), ("spikingjelly", "MemoryModule")}
 
 
-def foreign_neurons(net: nn.Module, carrying: bool = False) -> List[str]:
-    """The neurons of other libraries in a network, by name and class. carrying: of what keeps a state, neuron or not.
+def foreign_carriers(net: nn.Module) -> List[str]:
+    """The modules of other libraries in a network that keep a state, by name and class; of snnTorch those that are made
+    so.
 
     A module that computes by a neuron of ours has ``is_converted = True``.
     """
     names = []
     for name, module in net.named_modules():
         bases = {(base.__module__.partition(".")[0], base.__name__) for base in type(module).__mro__}
-        meant = any((library, kinds[carrying]) in bases for library, kinds in _FOREIGN.items())
-        if meant and carrying:  # of snnTorch those that are made so
-            meant = bool(getattr(module, "init_hidden", True))
-        if meant and not getattr(module, "is_converted", False):
-            names.append(f"{name} ({type(module).__name__})" if name else type(module).__name__)
+        keeps = getattr(module, "init_hidden", True) and not getattr(module, "is_converted", False)
+        if keeps and not bases.isdisjoint(_FOREIGN):
+            kind = type(module).__name__
+            names.append(f"{name} ({kind})" if name else kind)
     return names

@@ -14,16 +14,15 @@ from typing import Any, Callable, ClassVar, Collection, Dict, Iterator, List, Ma
 import torch
 from torch import Tensor, nn
 
-from spikecore._plugins.selection import Resolved, asked_in_words, capture
 from spikecore.context import compile_time, uncompiled
 from spikecore.core import _arguments as arguments
-from spikecore.core import checkpoints, checks, parameters, ranges
+from spikecore.core import checkpoints, checks, parameters, ranges, vectors
 from spikecore.core.call import call
 from spikecore.core.dispatch import Dispatch, ask, request
 from spikecore.core.state import Stateful
-from spikecore.lang import Program, ops
-from spikecore.lang import _spike_times as spike_times
+from spikecore.lang import Program, Vector, ops, spike_times
 from spikecore.lang.transform import Transform
+from spikecore.plugins.selection import Resolved, asked_in_words, capture
 from spikecore.surrogate import ATan, Surrogate
 
 __all__ = ["Neuron", "Stateful"]
@@ -47,21 +46,30 @@ class Neuron(Stateful):
 
     Arguments of every neuron, beside its own parameters by name:
 
-    surrogate: what stands for the derivative of the spike, see :mod:`spikecore.surrogate`.
-    detach_reset: if true, spikes carry no gradient where they enter the next value of a state in ``reset_states``.
-    gradient: ``"surrogate"``, or ``"spike_time"``: the exact derivative of the times of spikes (EventProp), for
-        equations with one spike. The spikes stay as they are; ``surrogate`` and ``detach_reset`` have no effect. The
-        neuron then has two more states, ``"time_shift"`` and ``"last_u"``. See the page on spike times.
-    learn: names of the parameters to learn; they become ``nn.Parameter``.
-    bounds: ranges of parameters that replace those the class declares, ``{"tau": (1.0, 10.0)}``; ``{"tau": None}`` for
-        none, and ``bounds=None`` for no ranges at all. See :mod:`spikecore.core.ranges`.
+    surrogate: what stands for the derivative of a spike, see :mod:`spikecore.surrogate`; None for that of the class.
+    detach_reset: whether spikes carry no gradient where they enter the next value of a state in ``reset_states``.
+    gradient: ``"surrogate"``, or ``"spike_time"``: the exact derivative of the times of spikes (EventProp).
+    learn: names of the parameters to learn, as in ``("tau",)``; they become ``nn.Parameter``.
     channel_dim: dimension of one time step ``[B, C, ...]`` that parameters of shape ``[C]`` lie along.
     step: ``"multi"``: a call takes ``[T, *N]`` and starts at rest. ``"single"``: a call takes ``[*N]`` and continues.
-    repeat: the number of steps of a multi-step call whose input is the same at every step: the call takes that step
-        alone, ``[*N] -> [repeat, *N]``, of each input. The layers before the neuron then see no time, and compute once.
-        Values are those of ``neuron(x.expand(repeat, *x.shape))``; the gradient of ``x`` is the sum over the steps. An
-        input that has time all the same cannot be told from one step, and gets a further dimension.
-    backend: name of the backend; ``None`` leaves it to context, environment and auto.
+    repeat: number of steps for which a call repeats inputs without time, ``[*N] -> [repeat, *N]``; None: they have it.
+    backend: name of the backend; None leaves it to context, environment and auto.
+    bounds: ranges in place of those of the class, ``{"tau": (1.0, 10.0)}``; None for one, or for all, lifts them.
+
+    Docstrings of subclasses get these lines, and those of other bases, for arguments that they do not describe.
+
+    ``gradient="spike_time"`` is for equations with one spike. The spikes stay as they are; ``surrogate`` and
+    ``detach_reset`` have no effect. The neuron then has two more states, ``"time_shift"`` and ``"last_u"``. See the
+    page on spike times.
+
+    With ``repeat`` the layers before the neuron see no time, and compute once. Values are those of
+    ``neuron(x.expand(repeat, *x.shape))``; the gradient of ``x`` is the sum over the steps. An input that has time all
+    the same cannot be told from one step, and gets a further dimension.
+
+    Ranges: see :mod:`spikecore.core.ranges`.
+
+    A state or a parameter that is a vector, ``{"h": sc.vector(16)}``, has n values in each neuron: outside a tensor
+    ``[..., n]``, in ``dynamics`` a value whose operators go by element, with ``h[0]``, slices and ``sc.ops.sum(h)``.
 
     A class attribute with the name of an argument, ``reset = "soft"``, is the default of that argument for the class.
 
@@ -73,8 +81,14 @@ class Neuron(Stateful):
 
     #: name -> default value.
     params: Mapping[str, Any] = {}
-    #: name -> initial value: a number, or the name of a parameter.
-    states: Mapping[str, Union[float, str]] = {}
+    #: name -> initial value: a number, or the name of a parameter; ``sc.vector(n)`` for a state of n values.
+    states: Mapping[str, Union[float, str, Vector]] = {}
+    #: Numbers of values of vectors that are arguments of the constructor: name -> default.
+    sizes: Mapping[str, int] = {}
+    #: The states and parameters of a neuron that are vectors.
+    vectors: Mapping[str, Vector] = {}
+    #: What a call takes, by name, where a vector is among it.
+    _input_kinds: Mapping[str, Optional[Vector]] = {}
     #: Ranges that parameters must be in and are kept in while they are learnt, ends included: name -> (low, high), with
     #: None for no end; None instead of a pair lifts the range of a base class. Those of base classes hold as well.
     bounds: Mapping[str, Any] = {}
@@ -82,8 +96,13 @@ class Neuron(Stateful):
     positive: ClassVar[Tuple[str, ...]] = ()
     #: Words of errors beside a range, such as the other parameter that it follows: name -> words.
     follows: ClassVar[Mapping[str, str]] = {}
-    #: Names of the inputs. With more than one, ``dynamics`` gets them as a named tuple.
-    inputs: Tuple[str, ...] = ("x",)
+    #: Names of the inputs. With more than one, ``dynamics`` gets them as a named tuple. With ``{"x": sc.vector(n)}`` a
+    #: call takes ``[T, *N, n]``, and a neuron has the inputs ``x[0]``, ``x[1]``, ....
+    inputs: Any = ("x",)
+    #: Names of the inputs that a call draws where they are not given: see :class:`spikecore.stochastic.Stochastic`.
+    drawn: ClassVar[Tuple[str, ...]] = ()
+    #: The class whose ``forward`` and ``run`` are the equations and nothing else.
+    _equations: ClassVar[Any]
     #: States whose next value counts as reset by the spike, for ``detach_reset``; None for all of them.
     reset_states: ClassVar[Optional[Tuple[str, ...]]] = None
     configuration = {
@@ -117,8 +136,11 @@ class Neuron(Stateful):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         checks.declaration(cls, Neuron)
+        vectors.declaration(cls)
         ranges.declaration(cls)
         arguments.declare_defaults(cls, Neuron)
+        docstring: Any = arguments.Docstring(cls.__doc__)
+        cls.__doc__ = docstring
 
     @arguments.with_defaults
     def __init__(
@@ -135,9 +157,11 @@ class Neuron(Stateful):
         bounds: Any = MappingProxyType({}),
         **params: Any,
     ) -> None:
+        """Arguments are those in the docstring of the class."""
         super().__init__(step)
         checks.definition(type(self), Neuron)
         checks.known_keywords(type(self), params)
+        vectors.settle(self, params)
         self.surrogate = type(self).surrogate if surrogate is None else surrogate
         self.detach_reset = detach_reset
         self.gradient = gradient
@@ -151,7 +175,9 @@ class Neuron(Stateful):
         self._given_bounds = dict(bounds) if isinstance(bounds, Mapping) else bounds
         parameters.adopt(self, parameters.ranges_with(self, values))
         for name, value in values.items():
-            parameters.declare(self, name, parameters.checked_value(self, name, value), name in self.learn)
+            value = parameters.checked_value(self, name, value)
+            shape = vectors.shapes(self, ()).get(name, ())
+            parameters.declare(self, name, value, name in self.learn, shape)
         self.__dict__["_dispatch"] = Dispatch(capture(backend))
 
     # -- definition
@@ -168,6 +194,11 @@ class Neuron(Stateful):
     def program(self) -> Program:
         """This neuron's dynamics as a program, as they were when they were traced; see :meth:`retrace`."""
         return self._settled().define(self)
+
+    @property
+    def recordable(self) -> Tuple[str, ...]:
+        """Names of what a call can record: the states, and the values that ``dynamics`` names by ``sc.ops.named``."""
+        return (*self.states, *self.program.named)
 
     def retrace(self) -> None:
         """Trace ``dynamics`` again, for what it reads beside attributes of the neuron.
@@ -249,16 +280,16 @@ class Neuron(Stateful):
         """The ranges of this neuron's parameters, given their values, before ``bounds`` replaces some."""
         return ranges.declared(type(self))
 
-    def _states_for(self, gradient: str) -> Mapping[str, Union[float, str]]:
+    def _states_for(self, gradient: str) -> Mapping[str, Union[float, str, Vector]]:
         """The states of this neuron's program, which ``states`` shows."""
-        declared = type(self).states
+        declared = vectors.sized(self, type(self).states)
         if gradient == "surrogate":
             return declared
         shift, last = spike_times.names_of((*self.inputs, *declared, *self.params))
         return {**declared, shift: 0.0, last: spike_times.UNKNOWN}
 
     def _own_names(self) -> Collection[str]:
-        return tuple(dict.fromkeys((*self.params, *self.configuration, *checks.COMMON)))
+        return tuple(dict.fromkeys((*self.params, *self.sizes, *self.configuration, *checks.COMMON)))
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in self.params:
@@ -269,6 +300,8 @@ class Neuron(Stateful):
             raise AttributeError(
                 "learn is fixed when a neuron is made; make a new one, or set a parameter to an nn.Parameter"
             )
+        elif name in self.sizes:
+            raise AttributeError(f"{name} is fixed when a neuron is made; make a new one with {name}={value!r}")
         else:
             before = self.__dict__.get(name, self.__dict__)
             super().__setattr__(name, value)
@@ -354,7 +387,12 @@ class Neuron(Stateful):
     # -- calls
 
     def forward(self, *inputs: Tensor) -> Any:
-        """Spikes (or whatever ``dynamics`` outputs) for ``[T, *N]``; ``[*N]`` in single steps, or with ``repeat``."""
+        """Spikes (or whatever ``dynamics`` outputs) for ``[T, *N]``; ``[*N]`` in single steps, or with ``repeat``.
+
+        Several inputs have one shape, or broadcast to it with sizes of 1 (``[T, 1, C]``); ``[T]`` is one value a step.
+        """
+        if self._input_kinds:
+            inputs = vectors.inputs(self, inputs)
         single = self.step == "single"
         if single or self._carrying:  # continues, without a call of its own
             outputs, state, _ = call(self, inputs, self._begin(), (), True, single)
@@ -369,9 +407,12 @@ class Neuron(Stateful):
 
         Pure: it neither reads nor writes what the neuron carries. ``state`` maps each state's name to a tensor ``[*N]``
         (None starts at rest); the one returned is that after the last step. ``trace`` maps each recorded state's name
-        to its values after every step, ``[T, *N]``. All are differentiable.
+        to its values after every step, ``[T, *N]``, and each name of ``sc.ops.named`` to its values within every step.
+        All are differentiable.
         """
-        names = checks.recorded(type(self).__name__, record, self.states)
+        if self._input_kinds:
+            inputs = vectors.inputs(self, inputs)
+        names = checks.recorded(type(self).__name__, record, self)
         outputs, final, trace = call(self, inputs, state, names, True)
         output = outputs[0] if len(outputs) == 1 else outputs
         return (output, final, dict(zip(names, trace))) if names else (output, final)
@@ -392,13 +433,14 @@ class Neuron(Stateful):
 
     def _constant_states(self) -> Collection[str]:
         program = self._dispatch.program
-        return () if program is None else program.constant_states()
+        constant = () if program is None else program.constant_states()
+        return vectors.whole(self, constant) if self.vectors else constant
 
     def extra_repr(self) -> str:
         """Parameters, configuration, and which backend was asked for and bound."""
-        learnt = {name for name, _ in self.named_parameters(recurse=False)}
-        shown = {name: parameters.shown(getattr(self, name)) for name in self.params}
-        parts = [f"{name}={text}" + (" (learnt)" if name in learnt else "") for name, text in shown.items()]
+        learnt = dict.fromkeys(self._parameters, " (learnt)")
+        parts = [f"{name}={getattr(self, name)}" for name in self.sizes]
+        parts += [f"{name}={parameters.shown(getattr(self, name))}{learnt.get(name, '')}" for name in self.params]
         usual = {"step": "multi", "detach_reset": False, "gradient": "surrogate", "channel_dim": 1}
         added = [name for name in self.configuration if name not in Neuron.configuration]
         unusual = [name for name in (*added, *Neuron.configuration) if getattr(self, name) != usual.get(name)]
@@ -408,3 +450,6 @@ class Neuron(Stateful):
         bound = ", ".join(f"{chosen.backend.name} on {device}" for device, chosen in resolved.items())
         asked = asked_in_words(self._dispatch.request, resolved.values())
         return ", ".join(parts) + f", backend={asked}" + (f" ({bound})" if bound else "")
+
+
+Neuron._equations = Neuron

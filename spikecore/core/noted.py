@@ -9,31 +9,28 @@ that are the same at every step, normalisations, a matrix of feedback.
 from __future__ import annotations
 
 from operator import itemgetter
-from typing import Any, Callable, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Type
+from typing import Any, Callable, Collection, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
 
 from spikecore._base.running import BoundCall, bound, one_step
 from spikecore.backend import ParamValue, Runner, Tensors
+from spikecore.context import PLAIN
 
 __all__ = ["NotedCall"]
 
 
 class PlacedTensor(NamedTuple):
-    """A parameter that is a tensor, as it was, and how it was viewed over the neurons of one time step."""
+    """A parameter that is a tensor: what must stay of it, and its view over the neurons of one time step."""
 
     position: int
     name: str
     #: The table of its neuron that has it.
     table: str
-    kind: Type[Any]
-    shape: torch.Size
-    strides: Tuple[int, ...]
-    dtype: torch.dtype
-    device: torch.device
-    learnt: bool
-    view: Tuple[int, ...]
+    layout: Tuple[Any, ...]
+    #: The shape of the view; None where that is the tensor's own.
+    view: Optional[Tuple[int, ...]]
 
 
 class NotedCall:
@@ -53,8 +50,14 @@ class NotedCall:
         single: bool = False,
     ) -> None:
         self.runner, self.at, self.single = runner, at, single
-        #: True if the input is the first parameter of the program, because it is the same at every step.
-        self.repeats = False
+        #: For each input its shape with all dimensions and that of the runner's; none where inputs stay as they are.
+        self._shapes: Sequence[Tuple[Sequence[int], Sequence[int]]] = ()
+        #: Those ``[T]`` beside inputs of more numbers, which a bound call takes as they are.
+        self._alone: Sequence[int] = ()
+        #: Inputs that are parameters of the program, the shapes of a step of these, and the one in their place.
+        self._constant: Sequence[int] = ()
+        self._of_step: Sequence[Tuple[int, ...]] = ()
+        self._other = 0
         #: Bound call; None if the runner itself takes the call.
         self.call: Optional[BoundCall] = None
         self.tensors = tuple(
@@ -62,13 +65,8 @@ class NotedCall:
                 position,
                 name,
                 "_parameters" if name in neuron._parameters else "_buffers",
-                type(value),
-                value.shape,
-                value.stride(),
-                value.dtype,
-                value.device,
-                value.requires_grad,
-                tuple(view.shape),
+                layout_of(value),
+                None if view.shape == value.shape else tuple(view.shape),
             )
             for position, ((name, value), view) in enumerate(zip(named, placed))
             if isinstance(value, Tensor) and isinstance(view, Tensor)
@@ -88,6 +86,40 @@ class NotedCall:
         views = [tuple(value.shape) if isinstance(value, Tensor) else None for value in placed]
         self.call = bound(self.runner, inputs, state, tuple(values), views, self.single)
         return self.call is not None
+
+    def note_shapes(
+        self, given: Sequence[Tensor], inputs: Sequence[Tensor], steps: Sequence[Tensor], front: Sequence[str]
+    ) -> None:
+        """Note the shapes that inputs have for the runner: one alone, ``[T]``, has as many dimensions as the others.
+        ``given``: inputs as a call has them, without time where it is repeated. ``front``: for each input the parameter
+        that it is, "" for none.
+        """
+        self._constant = [k for k, name in enumerate(front) if name]
+        self._other = next((k for k in range(len(inputs)) if k not in self._constant), 0)
+        shapes = [((*x.shape, *[1] * (y.ndim - x.ndim)), y.shape) for x, y in zip(inputs, steps)]
+        self._of_step = [shapes[k][0][1:] for k in self._constant]
+        self._shapes = shapes if any(x.shape != y.shape for x, y in zip(given, steps)) else ()
+        most = max([y.numel() for y in steps])
+        self._alone = [k for k, x in enumerate(given) if x.shape == shapes[k][0][:1] and x.numel() < most]
+
+    def arranged(self, inputs: Sequence[Tensor], bound: bool = False) -> Tuple[Tensors, Tensors]:
+        """Inputs of the noted shapes, and those that are parameters. ``bound``: for a bound call, which takes an input
+        ``[T]`` and parameters as they are.
+        """
+        if not self._shapes:
+            return tuple(inputs), ()
+        bound = bound or self.call is not None
+        steps = list(inputs)
+        for k, (own, shape) in enumerate(self._shapes):
+            # [T] is taken as it is where the runner's shape is [T, 1, ...]
+            as_it_is = own == shape and (inputs[k].shape == shape or (bound and k in self._alone))
+            if not as_it_is and (k == self._other or k not in self._constant):
+                steps[k] = inputs[k].view(own).expand(shape)
+        for k in self._constant:
+            steps[k] = steps[self._other].detach()
+        if bound:
+            return tuple(steps), tuple([inputs[k] for k in self._constant])
+        return tuple(steps), tuple([inputs[k].view(shape) for k, shape in zip(self._constant, self._of_step)])
 
     def results(
         self,
@@ -117,24 +149,50 @@ class NotedCall:
         if not self.tensors:
             return numbers
         values = list(numbers)
-        for position, name, table, kind, shape, strides, dtype, device, learnt, _ in self.tensors:
+        for position, name, table, layout, _ in self.tensors:
             value: Any = attributes[table].get(name)
-            if type(value) is not kind or value.shape != shape or value.dtype is not dtype:
-                return None
-            if value.stride() != strides or value.device != device or value.requires_grad is not learnt:
+            if value is None or layout_of(value) != layout:
                 return None
             values.insert(position, value)  # in ascending order, so each has its place
         return tuple(values)
 
     def placed(self, values: Tuple[ParamValue, ...]) -> Tuple[ParamValue, ...]:
         """The result of :meth:`values`, viewed as the runner takes it."""
-        if not self.tensors:
-            return values
         views: List[Any] = list(values)
-        for tensor in self.tensors:
-            if tensor.view != tensor.shape:
-                views[tensor.position] = views[tensor.position].view(tensor.view)
+        for position, *_, view in self.tensors:
+            views[position] = views[position] if view is None else views[position].view(view)
         return tuple(views)
+
+
+def signature(
+    tensors: Iterable[Optional[Tensor]],
+    names: Collection[str],
+    state: Optional[Mapping[str, Tensor]],
+    how: Sequence[Any],
+) -> Optional[Tuple[Any, ...]]:
+    """The key of an eager call, beside the neuron's parameters; None for one that is always checked.
+
+    tensors: those of the call; None where there is none. names: those of ``state``, in order. how: what else decides
+    the call.
+    """
+    key: List[Any] = [torch.is_grad_enabled(), state is None, *how]
+    if state is not None:
+        if type(state) is not dict or [*state] != [*names]:
+            return None
+        tensors = (*tensors, *state.values())
+    for value in tensors:
+        if value is None:
+            key.append(None)
+        elif type(value) not in PLAIN or value.layout is not torch.strided or value.is_nested:
+            return None
+        else:
+            key.append((value.shape, value.stride(), value.dtype, value.device, value.requires_grad))
+    return tuple(key)
+
+
+def layout_of(tensor: Tensor) -> Tuple[Any, ...]:
+    """Class, shape, strides, dtype, device and ``requires_grad`` of a tensor."""
+    return type(tensor), tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad
 
 
 def _reader(names: Sequence[str]) -> Callable[[Mapping[str, Any]], Tuple[Any, ...]]:

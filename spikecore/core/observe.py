@@ -1,4 +1,4 @@
-"""Observers of the calls of a neuron, such as :func:`spikecore.monitor`: what they are told.
+"""Observers of the calls of a neuron, which :func:`spikecore.inspect.record.record` makes: what they are told.
 
 Rules of this module:
 
@@ -10,7 +10,8 @@ Rules of this module:
 
 from __future__ import annotations
 
-from typing import Any, Callable, Collection, Mapping, Optional, Sequence, Tuple
+from contextlib import contextmanager
+from typing import Any, Callable, Collection, Iterator, Mapping, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -28,21 +29,31 @@ class Watcher:
 
     #: Names of the states it wants; those that the neuron lacks are left out.
     record: Tuple[str, ...] = ()
+    #: True if it wants the spikes of a neuron without the shortcut that is added behind them.
+    wants_spikes = False
+
+    def begin(self, inputs: Sequence[Tensor]) -> Optional[Sequence[Tensor]]:
+        """A call begins, with inputs as they were given; the inputs in the place of these, None for the same."""
 
     def take(
-        self, module: nn.Module, inputs: Tensors, outputs: Tensors, trace: Mapping[str, Tensor], single: bool
-    ) -> None:
-        """A call of ``module``, which may be a replica: inputs, outputs and recorded states, ``[T, *N]`` each.
+        self, inputs: Tensors, outputs: Tensors, trace: Mapping[str, Tensor], single: bool
+    ) -> Optional[Sequence[Tensor]]:
+        """A call ended: inputs, outputs and recorded states, ``[T, *N]`` each; the outputs in the place of these.
 
-        ``single``: the call was one of a single-step neuron, and T is 1.
+        ``single``: the call was one of a single-step neuron, T is 1, and its outputs stay.
         """
         raise NotImplementedError(f"{type(self).__name__} must define take")
 
 
-def states_to_record(
-    owner: str, watchers: Tuple[Watcher, ...], states: Collection[str], record: Tuple[str, ...]
-) -> Tuple[str, ...]:
-    """The states that a call has to record: those in ``record``, and what the watchers want beside these.
+def begin(
+    owner: str,
+    watchers: Tuple[Watcher, ...],
+    inputs: Sequence[Tensor],
+    states: Collection[str],
+    record: Tuple[str, ...],
+) -> Tuple[Tuple[str, ...], Sequence[Tensor]]:
+    """Tell the watchers that a call begins. The states that it has to record, those in ``record`` and what the watchers
+    want beside these; and its inputs, or those in their place.
 
     Raises RuntimeError for a call that is captured, and for a record within activation checkpointing.
     """
@@ -55,7 +66,11 @@ def states_to_record(
             "checkpointing, which computes the call again in backward, where the record would be lacking; record "
             "without checkpointing, or watch the rates alone"
         )
-    return (*record, *dict.fromkeys(names))
+    if context.region() != context.AGAIN:
+        for watcher in watchers:
+            others = watcher.begin(inputs)
+            inputs = inputs if others is None else others
+    return (*record, *dict.fromkeys(names)), inputs
 
 
 def tell(
@@ -65,8 +80,8 @@ def tell(
     outputs: Tensors,
     trace: Mapping[str, Tensor],
     single: bool,
-) -> None:
-    """Tell the watchers of a call.
+) -> Tensors:
+    """Tell the watchers of a call. Its outputs, or those in their place.
 
     Raises RuntimeError on an IPU, for which PopTorch compiles the network: its tensors hold no values.
     """
@@ -76,10 +91,12 @@ def tell(
             "are no values to look at; call the network itself within the block, net(x), which runs on the host"
         )
     if context.region() == context.AGAIN:
-        return
+        return outputs
     for watcher in watchers:
         states = {name: trace[name] for name in watcher.record if name in trace}
-        watcher.take(module, inputs, outputs, states, single)
+        others = watcher.take(inputs, outputs, states, single)
+        outputs = outputs if others is None else tuple(others)
+    return outputs
 
 
 def refuse_graph(owner: str) -> None:
@@ -90,16 +107,16 @@ def refuse_graph(owner: str) -> None:
     )
 
 
-def watch(module: Stateful, watcher: Watcher) -> None:
-    """Tell ``watcher`` of every call of ``module`` until :func:`unwatch`."""
+@contextmanager
+def watched(module: Stateful, watcher: Watcher) -> Iterator[None]:
+    """Tell ``watcher`` of every call of ``module`` within the block."""
     module.__dict__["_watchers"] = (*module._watchers, watcher)
-
-
-def unwatch(module: Stateful, watcher: Watcher) -> None:
-    """End one :func:`watch`."""
-    module.__dict__["_watchers"] = tuple([other for other in module._watchers if other is not watcher])
-    if not module._watchers:
-        del module.__dict__["_watchers"]
+    try:
+        yield
+    finally:
+        module.__dict__["_watchers"] = tuple([other for other in module._watchers if other is not watcher])
+        if not module._watchers:
+            del module.__dict__["_watchers"]
 
 
 def check_replay(modules: Sequence[Stateful]) -> None:
@@ -120,10 +137,10 @@ def recorded(
 ) -> Any:
     """A call ``execute`` of a neuron that is watched; its watchers are told of it."""
     watchers = neuron._watchers
-    names = states_to_record(type(neuron).__name__, watchers, neuron.states, record)
+    names, inputs = begin(type(neuron).__name__, watchers, inputs, neuron.recordable, record)
     outputs, end, trace = execute(inputs, state, names, final, single)
     timed_inputs, timed_outputs = tuple(inputs), outputs
     if single:
         timed_inputs, timed_outputs = (tuple([value.unsqueeze(0) for value in values]) for values in (inputs, outputs))
-    tell(neuron, watchers, timed_inputs, timed_outputs, dict(zip(names, trace)), single)
-    return outputs, end, trace[: len(record)]
+    told = tell(neuron, watchers, timed_inputs, timed_outputs, dict(zip(names, trace)), single)
+    return outputs if single else told, end, trace[: len(record)]

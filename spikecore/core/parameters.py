@@ -10,25 +10,29 @@ from __future__ import annotations
 import math
 from numbers import Real
 from types import MappingProxyType
-from typing import Any, Dict, Iterable, List, Mapping, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from spikecore._base.misnamed import hint_of_value
-from spikecore.core import modules, ranges
+from spikecore.core import modules, ranges, vectors
+from spikecore.core.checks import is_a
 from spikecore.lang.transform import Transform
 
 Value = Union[float, Tensor]
 
+#: The way out for a parameter with a value for each step.
+_AS_INPUT = "make it an input of the neuron, inputs = (..., {!r})"
 
-def declare(module: Any, name: str, value: Any, learn: bool) -> None:
-    """Store a parameter's value, which was checked, on its neuron under its name."""
+
+def declare(module: Any, name: str, value: Any, learn: bool, shape: Tuple[int, ...] = ()) -> None:
+    """Store a parameter's value, which was checked, on its neuron under its name; ``shape``: of a number to learn."""
     if isinstance(value, nn.Parameter):
         module.register_parameter(name, value)
     elif learn:
-        tensor = value.detach().clone() if isinstance(value, Tensor) else torch.tensor(value)
+        tensor = value.detach().clone() if isinstance(value, Tensor) else torch.full(shape, value)
         module.register_parameter(name, nn.Parameter(tensor))
     elif isinstance(value, Tensor):
         module.register_buffer(name, value)
@@ -92,7 +96,7 @@ def set_bounds(neuron: Any, bounds: Any) -> None:
 def checked_value(neuron: Any, name: str, value: Any) -> Any:
     """A parameter's new value, which is inside its range and leaves the other parameters inside theirs."""
     owner = type(neuron).__name__
-    value = checked(owner, name, value)
+    value = checked(owner, name, vectors.checked(neuron, name, value))
     # a neuron that is being made or loaded gets several values, which only together need to be inside
     if neuron._loading or "_dispatch" not in neuron.__dict__:
         require_inside(neuron, name, value, neuron._ranges)
@@ -118,33 +122,32 @@ def require_inside(neuron: Any, name: str, value: Any, intervals: Mapping[str, r
 
 def set_parameter(neuron: Any, name: str, value: Any) -> None:
     """Set a parameter of a neuron. One that is learnt or a tensor takes the value in its own memory."""
-    before = neuron._parameters.get(name, neuron._buffers.get(name))
-    if isinstance(value, nn.Parameter):
+    owner, before = type(neuron).__name__, neuron._parameters.get(name, neuron._buffers.get(name))
+    is_parameter = isinstance(value, nn.Parameter)
+    if is_parameter and (modules.is_shard(value) or modules.is_shard(before)):
         # FSDP puts its gathered copy in the place of a shard before a call, and the shard back: nobody's new value
-        if modules.is_shard(value) or modules.is_shard(before):
-            value = checked(type(neuron).__name__, name, value)
-            nn.Module.__setattr__(neuron, name, value)
-            return
-        nn.Module.__setattr__(neuron, name, checked_value(neuron, name, value))
+        value = checked(owner, name, value)
+        nn.Module.__setattr__(neuron, name, value)
+        return
+    is_buffer = isinstance(value, Tensor) and not is_parameter
+    if is_buffer and isinstance(before, nn.Parameter):
+        require_inside(neuron, name, checked(owner, name, value), neuron._ranges)
+        raise TypeError(
+            f"{owner}: {name} is learnt, and a tensor cannot take its place; give a number, which fills it, "
+            f"nn.Parameter(value), or neuron.{name}.data.copy_(value)"
+        )
+    value = checked_value(neuron, name, value)
+    if isinstance(value, float) and parametrize.is_parametrized(neuron, name):
+        value = torch.full_like(getattr(neuron, name).detach(), value)  # a parametrization takes tensors
+    if isinstance(value, float) and before is not None:
+        with torch.no_grad():
+            before.fill_(value)
+    elif is_buffer and isinstance(neuron.__dict__.get(name), float):
+        del neuron.__dict__[name]  # a number before; as a buffer it moves with the neuron
+        neuron.register_buffer(name, value)
     else:
-        if isinstance(value, Tensor) and isinstance(before, nn.Parameter):
-            require_inside(neuron, name, checked(type(neuron).__name__, name, value), neuron._ranges)
-            raise TypeError(
-                f"{type(neuron).__name__}: {name} is learnt, and a tensor cannot take its place; give a number, which "
-                f"fills it, nn.Parameter(value), or neuron.{name}.data.copy_(value)"
-            )
-        value = checked_value(neuron, name, value)
-        if isinstance(value, float) and parametrize.is_parametrized(neuron, name):
-            value = torch.full_like(getattr(neuron, name).detach(), value)  # a parametrization takes tensors
-        if isinstance(value, float) and before is not None:
-            with torch.no_grad():
-                before.fill_(value)
-        elif isinstance(value, Tensor) and isinstance(neuron.__dict__.get(name), float):
-            del neuron.__dict__[name]  # a number before; as a buffer it moves with the neuron
-            neuron.register_buffer(name, value)
-        else:
-            # a program takes its parameters as arguments, so nothing is traced again
-            nn.Module.__setattr__(neuron, name, value)
+        # a program takes its parameters as arguments, so nothing is traced again
+        nn.Module.__setattr__(neuron, name, value)
     neuron._redefine()
 
 
@@ -161,7 +164,7 @@ def checked(owner: str, name: str, value: Any) -> Value:
                 f"{owner}: {name} has dtype {value.dtype}; give a floating-point tensor, e.g. {name}.float()"
             )
         return value
-    if isinstance(value, bool) or not isinstance(value, Real):
+    if not is_a(value, Real):
         meant = hint_of_value(name, value) or ("; give torch.tensor(values)" if hasattr(value, "__len__") else "")
         raise TypeError(f"{owner}: {name}={value!r} must be a number or a floating-point tensor{meant}")
     if math.isnan(float(value)):
@@ -176,15 +179,10 @@ def shown(value: Value) -> str:
     return f"{value.item() if isinstance(value, Tensor) else value:g}"
 
 
-def require(owner: str, condition: str, holds: Any, **values: Any) -> None:
-    """Raise ``ValueError`` unless ``holds(value)`` for each, where that can be known without waiting for a device."""
-    for name, value in values.items():
-        if isinstance(value, Tensor):
-            fine = value.device.type != "cpu" or bool(holds(value.detach()).all())
-        else:
-            fine = bool(holds(checked(owner, name, value)))
-        if not fine:
-            raise ValueError(f"{owner}: {name}={value!r} must be {condition}")
+def require(owner: str, name: str, value: Any, condition: str, holds: Callable[[Any], Any]) -> None:
+    """Raise ``ValueError`` unless ``holds(value)``, where that can be known without waiting for a device."""
+    if not ranges.fits(checked(owner, name, value), holds):
+        raise ValueError(f"{owner}: {name}={value!r} must be {condition}")
 
 
 def names_to_learn(owner: str, learn: Any, params: Sequence[str]) -> Tuple[str, ...]:
@@ -193,9 +191,7 @@ def names_to_learn(owner: str, learn: Any, params: Sequence[str]) -> Tuple[str, 
         example = f"learn=({learn if isinstance(learn, str) else params[0] if params else 'tau'!r},)"
         raise TypeError(f"{owner}: learn={learn!r} must be a tuple of parameter names, such as {example}")
     names = tuple(learn)
-    for name in names:
-        if name not in params:
-            raise ValueError(f"{owner}: learn names {name!r}, which is no parameter; parameters: {', '.join(params)}")
+    ranges.require_parameters(owner, "learn", names, params)
     return names
 
 
@@ -203,37 +199,32 @@ def place(
     owner: str, named: Sequence[Tuple[str, Value]], step_shape: Sequence[int], channel_dim: int
 ) -> Tuple[Tuple[Value, ...], Tuple[str, ...]]:
     """Values viewed so that they broadcast against one time step, and the kind of each (see ``Spec.params``)."""
-    values: List[Value] = []
-    kinds: List[str] = []
-    for name, value in named:
-        if not isinstance(value, Tensor):
-            values.append(value)
-            kinds.append("number")
-        elif value.ndim == 0:
-            values.append(value)
-            kinds.append("scalar")
-        else:
-            value, kind = _spread(owner, name, value, tuple(step_shape), channel_dim)
-            values.append(value)
-            kinds.append(kind)
-    return tuple(values), tuple(kinds)
+    placed = [_spread(owner, name, value, tuple(step_shape), channel_dim) for name, value in named]
+    return tuple([value for value, _ in placed]), tuple([kind for _, kind in placed])
 
 
-def _spread(owner: str, name: str, value: Tensor, shape: Tuple[int, ...], channel_dim: int) -> Tuple[Tensor, str]:
+def _spread(owner: str, name: str, value: Value, shape: Tuple[int, ...], channel_dim: int) -> Tuple[Value, str]:
+    if not isinstance(value, Tensor):
+        return value, "number"
+    if not value.ndim:
+        return value, "scalar"
     dims = len(shape)
     if value.ndim == 1 and -dims <= channel_dim < dims and value.shape[0] == shape[channel_dim]:
         view = [1] * dims
         view[channel_dim] = value.shape[0]
         return value.view(view), "channel"
-    lead = dims - value.ndim
-    fits = lead >= 0 and all(have in (1, want) for have, want in zip(value.shape, shape[lead:]))
+    fits = value.ndim <= dims and all(have in (1, want) for have, want in zip(value.shape[::-1], shape[::-1]))
     if fits and (value.ndim > 1 or dims == 1):
         return value, "full"
-    if value.ndim == 1 and value.shape[0] == 1:  # fully_shard takes no 0-d parameters
+    if value.shape == (1,):  # fully_shard takes no 0-d parameters
         return value.view(()), "scalar"
     if value.ndim == 1:
         where = f"dimension channel_dim={channel_dim} of one time step, shape {list(shape)}"
-        raise ValueError(f"{owner}: {name} has {value.shape[0]} values, which does not fit {where}")
+        raise ValueError(
+            f"{owner}: {name} has {value.shape[0]} values, which does not fit {where}; for one value a step, [T], "
+            f"{_AS_INPUT.format(name)}"
+        )
+    hint = f"; a parameter has no dimension of time: {_AS_INPUT.format(name)}" if value.ndim == dims + 1 else ""
     raise ValueError(
-        f"{owner}: {name} of shape {list(value.shape)} does not broadcast to one time step, shape {list(shape)}"
+        f"{owner}: {name} of shape {list(value.shape)} does not broadcast to one time step, shape {list(shape)}{hint}"
     )

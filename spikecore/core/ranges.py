@@ -17,11 +17,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, Dict, Mapping, Optional, Tuple
+from typing import Any, Callable, Collection, Dict, Iterable, Mapping, Optional, Tuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from spikecore.context import PLAIN
+from spikecore.core.checks import is_a
 from spikecore.dtypes import compute_dtype
 from spikecore.lang import ops
 from spikecore.words import shown
@@ -82,12 +84,12 @@ def interval(owner: str, name: str, bounds: Any) -> Optional[Interval]:
     """A range as it is declared, ``(low, high)`` with None for no end, or None for none at all."""
     if isinstance(bounds, Interval) or bounds is None:
         return bounds
-    ends = bounds if isinstance(bounds, (tuple, list)) and len(bounds) == 2 else (bounds,)
-    if len(ends) != 2 or not all(end is None or (isinstance(end, Real) and not isinstance(end, bool)) for end in ends):
+    ends = bounds if isinstance(bounds, (tuple, list)) else ()
+    if len(ends) != 2 or not all(is_a(end, Real, type(None)) for end in ends):
         raise TypeError(
             f"{owner}: bounds has {name!r}: {bounds!r}; give (low, high), each a number or None, or None for no range"
         )
-    low, high = (default if end is None else float(end) for end, default in zip(bounds, (-math.inf, math.inf)))
+    low, high = [default if end is None else float(end) for end, default in zip(ends, (-math.inf, math.inf))]
     if not low < high:
         raise ValueError(f"{owner}: bounds has {name!r}: {bounds!r}; the low end must be below the high end")
     return None if (low, high) == (-math.inf, math.inf) else Interval(low, high)
@@ -129,12 +131,17 @@ def overridden(
         raise TypeError(
             f"{owner}: bounds={overrides!r} must be a dict of parameter: (low, high), or None for no ranges"
         )
-    ranges: Dict[str, Optional[Interval]] = dict(bounds)
-    for name, ends in overrides.items():
-        if name not in params:
-            raise ValueError(f"{owner}: bounds names {name!r}, which is no parameter; parameters: {', '.join(params)}")
-        ranges[name] = interval(owner, name, ends)
+    require_parameters(owner, "bounds", overrides, params)
+    ranges = {**bounds, **{name: interval(owner, name, ends) for name, ends in overrides.items()}}
     return {name: within for name, within in ranges.items() if within is not None}
+
+
+def require_parameters(owner: str, argument: str, names: Iterable[Any], params: Collection[str]) -> None:
+    """Raise ValueError for a name in an argument that is no parameter."""
+    for name in names:
+        if name not in params:
+            known = ", ".join(params)
+            raise ValueError(f"{owner}: {argument} names {name!r}, which is no parameter; parameters: {known}")
 
 
 def require(owner: str, name: str, value: Any, within: Optional[Interval], follows: str = "") -> None:
@@ -142,20 +149,20 @@ def require(owner: str, name: str, value: Any, within: Optional[Interval], follo
 
     ``follows`` is said beside the range, such as the other parameter that it follows.
     """
-    if within is None:
-        return
-    if isinstance(value, Tensor):
-        # of a subclass, such as a DTensor, all ranks would have to ask
-        plain = type(value) in (Tensor, nn.Parameter) and value.device.type == "cpu"
-        fine = not plain or bool(within.holds(value.detach()).all())
-    else:
-        fine = bool(within.holds(value))
-    if not fine:
+    if within is not None and not fits(value, within.holds):
         value = shown(value.detach() if isinstance(value, Tensor) else value)
         raise ValueError(
             f"{owner}: {name}={value} must be {within}{follows and f' ({follows})'}; bounds={{{name!r}: (low, high)}} "
             "sets another range, bounds=None none"
         )
+
+
+def fits(value: Any, holds: Callable[[Any], Any]) -> bool:
+    """True unless it is known without waiting for a device that a value, or one of a tensor, does not hold."""
+    if not isinstance(value, Tensor):
+        return bool(holds(value))
+    # of a subclass, such as a DTensor, all ranks would have to ask
+    return type(value) not in PLAIN or value.device.type != "cpu" or bool(holds(value.detach()).all())
 
 
 def project(learnt: Mapping[str, Optional[Tensor]], ranges: Mapping[str, Interval]) -> None:

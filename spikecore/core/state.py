@@ -49,6 +49,7 @@ class Stateful(nn.Module):
     _watchers: Tuple[Any, ...] = ()
 
     def __init__(self, step: str = "multi") -> None:
+        """Arguments are those in the docstring of the class."""
         super().__init__()
         self.step = step
         self._state: Optional[State] = None

@@ -16,10 +16,13 @@ from spikecore.graph._calls import (
     layer_of,
     readers_of,
     run,
+    value_of,
     values,
 )
 from spikecore.graph._folding import computed, feature_axis, folded, norm_source
-from spikecore.graph._read import NotFollowed, read
+from spikecore.graph._parts import Parts, read_parts
+from spikecore.graph._read import NotFollowed, layers_in_turn, read
+from spikecore.graph._rewritten import Rewritten, read_block
 
 __all__ = [
     "CONVOLUTIONS",
@@ -29,7 +32,9 @@ __all__ = [
     "Call",
     "Graph",
     "NotFollowed",
+    "Parts",
     "Refused",
+    "Rewritten",
     "check_outputs",
     "computed",
     "computed_by",
@@ -37,9 +42,13 @@ __all__ = [
     "folded",
     "is_parametrised",
     "layer_of",
+    "layers_in_turn",
     "norm_source",
     "read",
+    "read_block",
+    "read_parts",
     "readers_of",
     "run",
+    "value_of",
     "values",
 ]

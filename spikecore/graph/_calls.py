@@ -8,7 +8,7 @@ two, and nothing else, what surrounds a layer.
 from __future__ import annotations
 
 import operator
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple, Type
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Type
 
 import torch
 from torch import Tensor, fx, nn
@@ -314,23 +314,25 @@ def values(graph: Graph, *inputs: Any) -> Iterator[Tuple[Call, Any]]:
     waiting = {call: len(call.node.users) for call in graph.calls}
     remaining = iter(inputs)
     for call in graph.calls:
-        args, kwargs = _filled(call.args, known), _filled(call.kwargs, known)
-        if call.kind == "input":
-            value = next(remaining)
-        elif call.kind == "attribute":
-            value = graph.tensors[call.name]
-        elif call.kind == "method":
-            value = getattr(args[0], call.target)(*args[1:], **kwargs)
-        elif call.kind == "output":
-            value = args[0]
-        else:
-            value = (call.target if call.module is None else call.module)(*args, **kwargs)
+        value = next(remaining) if call.kind == "input" else value_of(graph, call, known)
         known[call] = value
         yield call, value
         for source in call.inputs:
             waiting[source] -= 1
             if not waiting[source]:
                 del known[source]
+
+
+def value_of(graph: Graph, call: Call, known: Mapping[Call, Any]) -> Any:
+    """The value of a call that is no input, from those of the calls that it reads; modules run with their hooks."""
+    args, kwargs = _filled(call.args, known), _filled(call.kwargs, known)
+    if call.kind == "attribute":
+        return graph.tensors[call.name]
+    if call.kind == "method":
+        return getattr(args[0], call.target)(*args[1:], **kwargs)
+    if call.kind == "output":
+        return args[0]
+    return (call.target if call.module is None else call.module)(*args, **kwargs)
 
 
 def run(graph: Graph, *inputs: Any) -> Tuple[Any, Dict[Call, Tuple[int, ...]]]:
@@ -377,6 +379,6 @@ def check_outputs(graph: Graph, inputs: Sequence[Tensor], outputs: Sequence[Tens
                 )
 
 
-def _filled(structure: Any, known: Dict[Call, Any]) -> Any:
+def _filled(structure: Any, known: Mapping[Call, Any]) -> Any:
     """A structure of arguments with values in the place of calls."""
     return map_aggregate(structure, lambda value: known[value] if isinstance(value, Call) else value)

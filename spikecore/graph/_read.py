@@ -23,7 +23,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from spikecore.batches import folded, unfolded_as
 from spikecore.context import autocast_dtype
-from spikecore.core.modules import has_own_hooks, in_turn
+from spikecore.core.modules import calls_as, has_own_hooks
 from spikecore.core.state import Stateful
 from spikecore.graph._calls import IN_PLACE, Call, Graph
 
@@ -108,11 +108,10 @@ class _Value(fx.Proxy):
 
     tracer: _Tracer
 
-    def __float__(self) -> float:
+    def __float__(self) -> Any:
         raise self.tracer.refused("it reads the number of a value")
 
-    def __int__(self) -> int:
-        raise self.tracer.refused("it reads the number of a value")
+    __int__ = __float__
 
     def __index__(self) -> int:
         raise self.tracer.refused("it counts by a value or a size, which it has when it runs")
@@ -286,6 +285,14 @@ class _Tracer(fx.Tracer):
         return self.create_proxy("call_function", unfolded_as, (y, x), {})
 
 
+def layers_in_turn(module: nn.Module) -> Optional[List[nn.Module]]:
+    """The layers that an ``nn.Sequential`` calls, one after the other; None for a module of another kind, and for one
+    whose ``forward``, ``__call__`` or ``__iter__``, which its ``forward`` runs through, is its own.
+    """
+    plain = calls_as(module, nn.Sequential) and type(module).__iter__ is nn.Sequential.__iter__  # type: ignore[attr-defined]
+    return [*module] if plain and "forward" not in vars(module) else None  # type: ignore[misc]  # an nn.Sequential
+
+
 def is_a_layer(module: nn.Module) -> bool:
     """Tell whether a call of a module is one call of a graph, and not followed."""
     # a missing attribute of a neuron, which torch asks for, is slow
@@ -300,7 +307,7 @@ def is_a_layer_unhooked(module: nn.Module) -> bool:
         return True
     if getattr(type(module), "mixes_time", False) or getattr(type(module), "is_one_call", False):
         return True
-    if in_turn(module):
+    if layers_in_turn(module) is not None:
         return False
     of_torch = [kind for kind in type(module).__mro__ if kind.__module__.startswith(("torch.nn.", "torch.ao.nn."))]
     if any(kind is not nn.Module and kind not in _CONTAINERS for kind in of_torch):

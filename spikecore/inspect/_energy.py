@@ -5,23 +5,22 @@ from __future__ import annotations
 import math
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from spikecore.backend import Unsupported
 from spikecore.batches import flattened, run_network
-from spikecore.core.modules import makes_time, observing, time_makers
+from spikecore.core.modules import makes_time, time_makers
 from spikecore.core.neuron import Neuron
 from spikecore.dtypes import has_float64
 from spikecore.inspect._explain import copied, cuda_devices
-from spikecore.inspect._monitor import FIRING, Layer, monitor, stateful_of
+from spikecore.inspect._monitor import Layer, monitor
 from spikecore.inspect._report import Report, Table, dimension_of_time, input_as_read, scaled
+from spikecore.inspect.record import Call, neurons_of, record, stateful_of
 from spikecore.layers import Delay, NormNeuron
 from spikecore.neurons import Recurrent
 
@@ -61,7 +60,8 @@ class Energy(Report):
 
     ``layers``: an :class:`Operations` for each layer that computes products or sums. ``samples``, ``steps``: B and T.
     ``e_mac``, ``e_ac``: picojoules of an operation. ``timed``: whether the input had the steps, so that the twin takes
-    each of them, too. ``read``: what the dimensions of the input were taken for.
+    each of them, too. ``read``: what the dimensions of the input were taken for. ``silent``: layers of neurons that
+    gave no spike.
     """
 
     layers: Tuple[Operations, ...]
@@ -71,6 +71,7 @@ class Energy(Report):
     e_ac: float
     timed: bool = False
     read: str = ""
+    silent: Tuple[str, ...] = ()
 
     @property
     def macs(self) -> int:
@@ -102,10 +103,17 @@ class Energy(Report):
             "pJ an AC; computed: MACs and ACs of all that the layer has, above 100 % where spikes are multiples",
             f"ReLU twin: the same layers {how}, every product a MAC",
         )
-        silent = ", ".join([row.name or "(net)" for row in self.layers if row.products and not row.macs + row.acs])
-        if silent:
-            lines += (f"every input of {silent} was 0; before you compare energies, see why: sc.explain(net, x)",)
-        return Table(_HEADINGS, [layer.cells(self.samples) for layer in rows], 2, lines, title=self.read)
+        return Table(_HEADINGS, [layer.cells(self.samples) for layer in rows], 2, lines, title=self._title())
+
+    def _title(self) -> str:
+        """Reading of the input, behind what makes the numbers worthless."""
+        unread = ", ".join([row.name or "(net)" for row in self.layers if row.products and not row.macs + row.acs])
+        texts = [f"{', '.join(self.silent)} gave no spike"] if self.silent else []
+        texts += [f"every input of {unread} was 0"] if unread else []
+        warning = (
+            f"{', and '.join(texts)}: before you compare energies, see why by sc.explain(net, x). " if texts else ""
+        )
+        return f"{warning}{self.read}"
 
 
 _HEADINGS = ("layer", "kind", "MACs", "ACs", "computed", "energy", "ReLU twin")
@@ -158,13 +166,16 @@ def energy(net: nn.Module, x: Any, *, e_mac: float = E_MAC, e_ac: float = E_AC) 
             raise ValueError(f"{name}={value!r} must be picojoules of an operation, a number of 0 or more")
     net, inputs, tensors = copied(net, x)
     net.eval()
-    firing = [module for module in net.modules() if isinstance(module, FIRING)]
-    for module in firing:
+    firing, counting = neurons_of(net), _Counting(net)
+    # their run() calls no module
+    running = [pair for pair in net.named_modules() if isinstance(pair[1], (Delay, Recurrent))]
+    for _, module in running:
         if isinstance(module, Recurrent):
             module.fused = False  # products within a kernel are not seen
     with torch.no_grad(), torch.random.fork_rng(cuda_devices(tensors)), ExitStack() as stack:
         layers = stack.enter_context(monitor(net)).layers if firing else ()
-        counting = stack.enter_context(_Counting(net))
+        tells: Any = {"begins": counting.begin, "operation": counting.operation}
+        stack.enter_context(record(net, layers=net.named_modules(), neurons=running, **tells))
         run_network(net, inputs)
     called = [layer for layer in layers if layer.calls]
     steps = max((layer.steps for layer in called), default=1)
@@ -178,7 +189,8 @@ def energy(net: nn.Module, x: Any, *, e_mac: float = E_MAC, e_ac: float = E_AC) 
         costs = [(e_mac * first + e_ac * second) / samples for first, second in ((macs, acs), twin)]
         rows.append(Operations(name, kind, macs, acs, products, sums, *costs))
     read = input_as_read(shape, steps, time)
-    return Energy(tuple(rows), samples, steps, float(e_mac), float(e_ac), time is not None, read)
+    silent = tuple(layer.name or "(net)" for layer in called if layer.rate == 0)
+    return Energy(tuple(rows), samples, steps, float(e_mac), float(e_ac), time is not None, read, silent)
 
 
 def _samples(net: nn.Module, x: Tensor, steps: int, called: Sequence[Layer]) -> int:
@@ -219,57 +231,50 @@ _POOLS = tuple(getattr(nn, f"AdaptiveAvgPool{n}d") for n in (1, 2, 3))
 _Counts = Tuple[int, int, int, int]
 
 
-class _Counting(TorchDispatchMode):
-    """Counts within a block what the modules of ``net`` compute. The network keeps its hooks."""
+class _Counting:
+    """Counts of what the modules of a network compute."""
 
     def __init__(self, net: nn.Module) -> None:
-        super().__init__()
         #: Of a layer, by name and class: its counts, and the products and sums that were computed once for all steps.
         self.totals: Dict[Tuple[str, str], List[int]] = {}
         #: Tensors that are weights, or computed from weights alone.
         self._weights: Any = WeakTensorKeyDictionary(dict.fromkeys((*net.parameters(), *net.buffers()), True))
-        #: Running modules, from the outside in: module and name.
-        self._stack: List[Tuple[nn.Module, str]] = []
         #: Modules that make time, and a flag for time: layers before the first of these compute once for all steps.
         self._makers = time_makers(net)
         self._timed = not self._makers
-        for name, module in net.named_modules():
-            module.register_forward_pre_hook(observing(partial(self._begins, name)))
-            module.register_forward_hook(observing(partial(self._ends)))
+        self._module: Any = None
 
-    def _begins(self, name: str, module: nn.Module, args: Any) -> None:
-        self._timed = self._timed or module in self._makers or stateful_of(module) in self._makers
-        self._stack.append((module, name))
+    def begin(self, call: Call) -> None:
+        """Note that a layer begins."""
+        self._timed = self._timed or call.layer in self._makers or stateful_of(call.layer) in self._makers
 
-    def _ends(self, module: nn.Module, args: Any, output: Any) -> None:
-        self._stack.pop()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        results = flattened(out)
+    def operation(self, call: Optional[Call], func: Any, arguments: Tuple[Any, Any], out: Any) -> None:
+        """Count an operation of torch."""
+        args, results = arguments[0], flattened(out)
         # a weight that is scaled or filled by a number is still one
-        read = [value for value in flattened((args, kwargs)) if value.ndim or value in self._weights]
+        read = [value for value in flattened(arguments) if value.ndim or value in self._weights]
         if read and all(value in self._weights for value in read):
             self._weights.update(dict.fromkeys(results, True))
-            return out
+            return
         for written in (*results, *[value._base for value in results if value._base is not None]):
             self._weights.pop(written, None)  # written in place, or a part of it, such as a row of a buffer
-        operation = func.overloadpacket.__name__.rstrip("_") if hasattr(func, "overloadpacket") else ""
-        module, name = self._stack[-1] if self._stack else (None, "")
         # what a neuron computes within a step is no synapse
-        if module is None or isinstance(module, (Neuron, NormNeuron)):
-            return out
-        if operation in _UNSEEN or ("attention" in operation and not operation.endswith("_math")):
+        if call is None or isinstance(call.layer, (Neuron, NormNeuron)):
+            return
+        name, self._module = (
+            func.overloadpacket.__name__.rstrip("_") if hasattr(func, "overloadpacket") else "",
+            call.layer,
+        )
+        if name in _UNSEEN or ("attention" in name and not name.endswith("_math")):
             raise Unsupported(
-                f"sc.energy: layer {name!r} calls torch's {operation}, whose products cannot be seen; write "
+                f"sc.energy: layer {call.name!r} calls torch's {name}, whose products cannot be seen; write "
                 "them out: of attention q @ k.transpose(-2, -1), and its product with v"
             )
-        rule = _RULES.get(operation)
-        if rule is not None and (operation != "mean" or isinstance(module, _POOLS) or _pools(args)):
-            counts, key = rule(self, args), (name, type(module).__name__)
+        rule = _RULES.get(name)
+        if rule is not None and (name != "mean" or isinstance(call.layer, _POOLS) or _pools(args)):
+            counts, key = rule(self, args), (call.name, type(call.layer).__name__)
             once = (0, 0) if self._timed else counts[:2]
             self.totals[key] = [sum(pair) for pair in zip(self.totals.get(key, (0,) * 6), (*counts, *once))]
-        return out
 
     def counts_of(self, a: Tensor, b: Tensor) -> Tuple[Tensor, Tensor, bool]:
         """Counts of the numbers of both sides of products, and True if one side is spikes."""
@@ -304,12 +309,12 @@ class _Counting(TorchDispatchMode):
         """Number of weights that a connection has among these: a :class:`spikecore.Delay` may be computed with one for
         each number of steps, of which one is not 0.
         """
-        module = self._stack[-1][0]
-        module = module.linear if isinstance(module, Recurrent) else module
-        if not isinstance(module, Delay):
-            return 1
-        every = module.linear.weight.numel() * (module.max_delay + 1)
-        return module.max_delay + 1 if weight.numel() == every else 1
+        inside = [way.module for way in self._module.ways] if isinstance(self._module, Recurrent) else [self._module]
+        for module in inside:
+            own = getattr(getattr(module, "linear", None), "weight", weight).numel()
+            if isinstance(module, Delay) and weight.numel() == own * (module.max_delay + 1):
+                return module.max_delay + 1
+        return 1
 
 
 def _pools(mean: Tuple[Any, ...]) -> bool:

@@ -1,39 +1,41 @@
 """``sc.explain``: what a network does with its tensors, layer by layer, and what would make it faster.
 
-A copy of the network runs once. What is said was seen in that run, by hooks of modules and of saved tensors. Where
-neurons never fire, or always, another copy runs once more, for their states. Words are computed, as the bench computes
-them.
+A copy of the network runs once, and :mod:`spikecore.inspect.record` records it. Where neurons never fire, or always,
+another copy runs once more, for their states.
 """
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-from inspect import signature
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Type
+from contextlib import ExitStack, contextmanager
+from typing import Any, Callable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Type
 
 import torch
 from torch import Tensor, nn
 
-from spikecore._plugins.selection import REFERENCE
-from spikecore.batches import device_of, flattened, to_device, tree_map
-from spikecore.core.automatic import told_of_refusals
-from spikecore.core.dispatch import ask, request
-from spikecore.core.modules import copy_of, makes_time, unwrapped
-from spikecore.core.neuron import Neuron
-from spikecore.core.state import carry
+from spikecore.batches import device_of, flattened, run_network, to_device, tree_map
+from spikecore.core.dispatch import ask, request, told_of_refusals
+from spikecore.core.modules import copy_of, makes_time, outside, unwrapped
+from spikecore.core.state import Stateful, carry
 from spikecore.functional import stateful_modules, to_rest
-from spikecore.graph import CONVOLUTIONS, NOTHING, Graph, NotFollowed, computed_by, layer_of, read
-from spikecore.inspect._advice import Row, Run, advice
-from spikecore.inspect._monitor import neuron_of, stateful_of
+from spikecore.graph import CONVOLUTIONS, NOTHING, layer_of
+from spikecore.inspect._advice import Row, advice, is_extreme
+from spikecore.inspect._facts import Described, Facts, Layers, moved_words
+from spikecore.inspect._monitor import monitor
+from spikecore.inspect._not_finite import NotFinite
 from spikecore.inspect._report import Explanation, Layer, dimension_of_time, input_as_read
-from spikecore.inspect._watching import Described, Seen, Watching
+from spikecore.inspect.errors import explained, of_network
+from spikecore.inspect.record import Call, Run, neuron_of, record, stateful_of
 from spikecore.kernels import KernelBackend
-from spikecore.lang import Node, topological
-from spikecore.layers import Delay, NormNeuron, PackedConv2d, PackedLinear
-from spikecore.layers._norm_neuron import NormPlace
-from spikecore.layers._pooling import CompactAvgPool2d, CompactMaxPool2d
+from spikecore.layers import (
+    CompactAvgPool2d,
+    CompactMaxPool2d,
+    Delay,
+    NormNeuron,
+    NormPlace,
+    PackedConv2d,
+    PackedLinear,
+)
 from spikecore.neurons import Recurrent
-from spikecore.training._checks import explained, of_network
 from spikecore.words import a_kind, shown
 
 #: From outputs to the number to go backward from; None for their sum.
@@ -90,27 +92,69 @@ def explain(
     """
     user_net = net
     net, inputs, tensors = _prepared(net, x, backend, training)
-    _check_loss(loss)
+    if loss is not None and not callable(loss):
+        raise TypeError(f"loss={shown(loss)} must be a function of the outputs of net alone, or None for their sum")
     if training and not any(parameter.requires_grad for parameter in net.parameters()):
-        inputs = tree_map(
-            lambda tensor: tensor.detach().requires_grad_() if tensor.is_floating_point() else tensor, inputs
-        )
+        inputs = tree_map(lambda each: each.detach().requires_grad_() if each.is_floating_point() else each, inputs)
         tensors = flattened(inputs)
-    watching, devices = Watching(net), cuda_devices([*net.parameters(), *tensors])
+    layers, finite, devices = Layers(net), NotFinite(), cuda_devices([*net.parameters(), *tensors])
+    finite.look_at_data(net, inputs)
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng(devices))
-        stack.enter_context(told_of_refusals(watching.note_refusal))
         stack.enter_context(torch.set_grad_enabled(training))
+        run = stack.enter_context(_noting(net, layers, finite))
         with explained(lambda error: of_network(unwrapped(net), inputs, error)):
-            outputs = watching.run(inputs)
+            outputs = run_network(net, inputs)
+        layers.note_saved(run, [*flattened(inputs), *net.parameters(), *net.buffers()])
         gradients = _gradients(net, tensors, outputs, loss) if training else []
-    watching.let_go()
-    extreme = watching.extreme()
-    if extreme:
+    rows = [*layers.facts.values()]
+    extreme = [facts for facts in rows if facts.rate is not None and is_extreme(facts.rate)]
+    if extreme and finite.origin is None:
         with torch.random.fork_rng(devices):  # with the random numbers of the first run
-            watching.note_states(extreme, *_prepared(user_net, x, backend, training)[:2])
-    watching.note_gradients(gradients)
-    return _explanation(net, watching, tensors[0], training)
+            _look_at_states(extreme, finite, *_prepared(user_net, x, backend, training)[:2])
+    finite.look_at_gradients(gradients)
+    return _explanation(net, rows, finite, tensors[0], training)
+
+
+@contextmanager
+def _noting(net: nn.Module, layers: Layers, finite: NotFinite) -> Iterator[Run]:
+    """A block in which the facts of every call are noted, refusals of backends among them."""
+
+    @torch.no_grad()
+    def begins(call: Call) -> None:
+        layers.note_inputs(call)
+        finite.look_at_inputs(call)
+
+    @torch.no_grad()
+    def ends(call: Call) -> None:
+        finite.look_at_results(call)
+        layers.note_results(call)
+
+    def refused(refusing: str, computing: str, error: Exception) -> None:
+        if run.current is not None:  # None in the backward pass
+            layers.facts[run.current.layer].refusals.append((refusing, computing, str(error)))
+
+    # what a neuron holds, such as the layer of Recurrent, is part of it
+    every = [*outside(net, (Stateful, NormNeuron))]
+    neurons = [pair for pair in every if neuron_of(pair[1]) is not None]
+    recording = record(net, saved=True, layers=every, neurons=neurons, begins=begins, ends=ends)
+    with recording as run, told_of_refusals(refused):
+        yield run
+
+
+def _look_at_states(rows: Sequence[Facts], finite: NotFinite, net: nn.Module, inputs: Any) -> None:
+    """Note what inputs and states of some layers reach, in a run of another copy of the network.
+
+    A neuron may hardly fire, or nearly always, because its states are not finite.
+    """
+    states = sorted({name for facts in rows for name in neuron_of(facts.module).states})
+    with torch.no_grad(), monitor(net, states, layers=[facts.name for facts in rows]) as seen:
+        run_network(net, inputs)
+    for facts in rows:
+        for number, call in enumerate(seen[facts.name].calls, 1):
+            for name, values in call.states.items():
+                facts.note_range(name, values)
+                finite.look_at_state(facts.title, name, values, number)
 
 
 def _prepared(net: nn.Module, x: Any, backend: Optional[str], training: bool) -> Tuple[nn.Module, Any, List[Tensor]]:
@@ -151,24 +195,6 @@ def cuda_devices(tensors: Sequence[Tensor]) -> List[int]:
     return sorted({tensor.get_device() for tensor in tensors if tensor.is_cuda})
 
 
-def _check_loss(loss: Loss) -> None:
-    if loss is None:
-        return
-    if not callable(loss):
-        raise TypeError(f"loss={shown(loss)} must be a function of the outputs of net, or None for their sum")
-    try:
-        signature(loss.forward if isinstance(loss, nn.Module) else loss).bind(None)
-    except ValueError:
-        return  # some functions that are written in C have no signature
-    except TypeError as error:
-        name = getattr(loss, "__name__", type(loss).__name__)
-        inner = name if name.isidentifier() else "criterion"
-        raise TypeError(
-            f"loss={name} must be a function of the outputs of net alone ({error}); write one that knows the targets, "
-            f"as in loss=lambda outputs: {inner}(outputs, targets)"
-        ) from error
-
-
 def _gradients(net: nn.Module, inputs: Sequence[Tensor], outputs: Any, loss: Loss) -> List[Tuple[str, Tensor]]:
     """The gradients of the backward pass, by the names of parameters; none is kept in them."""
     if loss is None:
@@ -192,34 +218,15 @@ def _gradients(net: nn.Module, inputs: Sequence[Tensor], outputs: Any, loss: Los
 # -- rows
 
 
-def _explanation(net: nn.Module, watching: Watching, x: Tensor, training: bool) -> Explanation:
-    times = {seen.steps for seen in watching.order if seen.step == "multi" and seen.steps}
-    graph = _graph(unwrapped(net))
-    sources = {} if graph is None else _sources(graph)
-    rows: List[Row] = []
-    for seen in watching.order:
-        layer = _layer(seen, times, training)
-        # a container has a row where it keeps something itself
-        if _computes(seen.module) or layer.saved:
-            rows.append(Row(layer, seen.module, sources.get(seen.module), seen.ranges))
+def _explanation(net: nn.Module, facts: Sequence[Facts], finite: NotFinite, x: Tensor, training: bool) -> Explanation:
+    times = {each.steps for each in facts if each.step == "multi" and each.steps}
+    times |= {each.calls for each in facts if each.step == "single" and each.calls > 1}
+    # a container has a row where it keeps something itself
+    rows = [Row(_layer(each, times, training), each) for each in facts if _computes(each.module) or each.saved]
     net, steps = unwrapped(net), max(times, default=0)
-    run = Run(net, graph, rows, x.device.type, training, torch.is_autocast_enabled(), watching.spoilt_in_words(times))
+    sentences = advice(net, rows, x.device.type, finite.in_words(times))
     as_read = input_as_read(x.shape, steps, None if makes_time(net) else dimension_of_time(x.shape, steps))
-    return Explanation(tuple([row.layer for row in rows]), advice(run), str(x.device), training, as_read)
-
-
-def _graph(net: nn.Module) -> Optional[Graph]:
-    """The calls of a network; None where forward is not followed."""
-    try:
-        return read(net)
-    except NotFollowed:
-        return None
-
-
-def _sources(graph: Graph) -> Dict[nn.Module, nn.Module]:
-    """Of each layer that is called once, the one that computes its first input."""
-    sources = {call.module: computed_by(call.source) for call in graph.calls if len(graph.calls_of(call.module)) == 1}
-    return {module: source.module for module, source in sources.items() if source is not None and source.module}
+    return Explanation(tuple([row.layer for row in rows]), sentences, str(x.device), training, as_read)
 
 
 def _computes(module: nn.Module) -> bool:
@@ -228,29 +235,34 @@ def _computes(module: nn.Module) -> bool:
     return stateful_of(module) is not None or has_parameters or not any(True for _ in module.children())
 
 
-def _layer(seen: Seen, times: Set[int], training: bool) -> Layer:
-    first, last, module = (*seen.inputs, Described())[0], seen.output, seen.module
-    moved, floor = _words(seen, training)
-    stateful = seen.stateful is not None
+def _layer(facts: Facts, times: Set[int], training: bool) -> Layer:
+    first, last, module = (*facts.inputs, Described())[0], facts.output, facts.module
+    resolved = _resolved(facts)
+    name = "" if resolved is None else facts.refusals[-1][1] if facts.refusals else resolved.backend.name
+    has_kernels = resolved is not None and isinstance(resolved.backend, KernelBackend)
+    moved, floor = moved_words(facts, name, has_kernels, training)
     return Layer(
-        name=seen.name,
+        name=facts.name,
         kind=type(module).__name__,
-        calls=seen.calls,
+        calls=facts.calls,
         shape=last.shape,
         dtype=last.dtype,
         layout_in=first.layout,
         layout_out=last.layout,
-        backend=_backend_name(seen),
-        reason=_reason(seen),
+        backend=name,
+        reason=_reason(facts),
         words=moved,
         floor=floor,
-        steps=seen.steps if seen.steps in times else 0,
-        repeated=seen.repeated and seen.steps in times and _computes_numbers(module),
-        products=_products(seen),
-        saved=seen.saved,
-        saved_spikes=seen.saved_spikes,
-        rate=seen.spikes / seen.outputs if stateful and seen.only_spikes and seen.outputs else None,
-        notes=_notes(seen),
+        steps=facts.steps if facts.steps in times else 0,
+        repeated=facts.repeated and facts.steps in times and _computes_numbers(module),
+        products=_products(facts),
+        saved=facts.saved,
+        saved_spikes=facts.saved_spikes,
+        rate=facts.rate,
+        silent=facts.silent,
+        saturated=facts.saturated,
+        ranges=facts.ranges if facts.rate is not None and is_extreme(facts.rate) else {},
+        notes=_notes(facts),
     )
 
 
@@ -259,131 +271,71 @@ def _computes_numbers(module: nn.Module) -> bool:
     return _computes(module) and stateful_of(module) is None and layer_of(module) not in _PASSING
 
 
-def _resolved(seen: Seen) -> Any:
+def _resolved(facts: Facts) -> Any:
     """The backend that a neuron has, and why; None for any other layer."""
-    neuron = neuron_of(seen.module)
-    return neuron.bound.get(seen.inputs[0].device_type) if neuron is not None and seen.inputs else None
+    neuron = neuron_of(facts.module)
+    return neuron.bound.get(facts.inputs[0].device_type) if neuron is not None and facts.inputs else None
 
 
-def _backend_name(seen: Seen) -> str:
-    resolved = _resolved(seen)
-    return "" if resolved is None else seen.refusals[-1][1] if seen.refusals else resolved.backend.name
-
-
-def _reason(seen: Seen) -> str:
+def _reason(facts: Facts) -> str:
     """Reason why that backend computed a neuron, and how it did."""
-    resolved = _resolved(seen)
+    resolved = _resolved(facts)
     if resolved is None:
         return ""
-    if seen.refusals:
-        refusing, _, why = seen.refusals[-1]
+    if facts.refusals:
+        refusing, _, why = facts.refusals[-1]
         return f"instead of {refusing}, which was chosen automatically: {why}"
     reason = resolved.reason
-    if isinstance(seen.module, NormNeuron):
-        apart = f"normalised before it: {seen.module.reason}" if seen.module.reason else ""
+    if isinstance(facts.module, NormNeuron):
+        apart = f"normalised before it: {facts.module.reason}" if facts.module.reason else ""
         reason += "; " + (apart or "normalises its input in the same kernel")
-    looped = getattr(seen.module, "looped", None)
-    if looped is not None:
+    looped = getattr(facts.module, "looped", None)
+    if looped is not None and facts.step == "multi":
         reason += f"; a loop over the steps: {looped}" if looped else "; all steps in one call"
     return str(reason)
 
 
-def _notes(seen: Seen) -> Tuple[str, ...]:
+def _notes(facts: Facts) -> Tuple[str, ...]:
     """Sentences without a full stop, for the lines under the row of a layer."""
-    notes: List[str] = []
-    if isinstance(seen.module, NormNeuron):
-        adds = _ADDS[seen.module.shortcut or ""] if len(seen.inputs) > 1 else ""
-        apart = f"; not in one kernel: {seen.module.reason}" if seen.module.reason else ""
-        both = " and its shortcut" if len(seen.module.norms) > 1 else ""
+    looped = getattr(facts.module, "looped", None) if neuron_of(facts.module) is None else None
+    notes: List[str] = [f"a loop over the steps: {looped}"] if looped and facts.step == "multi" else []
+    if isinstance(facts.module, NormNeuron):
+        adds = _ADDS[facts.module.shortcut or ""] if len(facts.inputs) > 1 else ""
+        apart = f"; not in one kernel: {facts.module.reason}" if facts.module.reason else ""
+        both = " and its shortcut" if len(facts.module.norms) > 1 else ""
         notes.append(f"normalises its input{both}{adds}{apart}")
-    notes += [text for kind, text in _KEEPS.items() if isinstance(seen.module, kind)]
-    if isinstance(seen.module, Delay):
-        notes.append(seen.module.in_words())
-    if isinstance(seen.module, Recurrent) and isinstance(seen.module.linear, Delay):
-        notes.append(f"feeds back through {seen.module.linear.in_words()}")
-    if seen.once:
+    notes += [text for kind, text in _KEEPS.items() if isinstance(facts.module, kind)]
+    if isinstance(facts.module, Delay):
+        notes.append(facts.module.in_words())
+    back = [way.module for way in facts.module.ways] if isinstance(facts.module, Recurrent) else ()
+    notes += [f"feeds back through {module.in_words()}" for module in back if isinstance(module, Delay)]
+    if facts.once:
         notes.append("computed once for all time steps")
-    refusals = [f"{refusing} refused, {computing} computes: {why}" for refusing, computing, why in seen.refusals]
+    refusals = [f"{refusing} refused, {computing} computes: {why}" for refusing, computing, why in facts.refusals]
     return (*notes, *dict.fromkeys(refusals))
 
 
-def _products(seen: Seen) -> int:
+def _products(facts: Facts) -> int:
     """Multiplications of a layer with weights, in all calls."""
-    module = seen.module.linear if isinstance(seen.module, Recurrent) else seen.module
+    numbers = facts.numbers_out
+    if isinstance(facts.module, Recurrent):
+        # what comes back to each input has the numbers of a step
+        return sum(_products_of(way.module, numbers, numbers * len(way.into)) for way in facts.module.ways)
+    return _products_of(facts.module, facts.numbers_in, numbers)
+
+
+def _products_of(module: Any, numbers_in: int, numbers_out: int) -> int:
+    """Multiplications of a layer that makes so many numbers of so many."""
     if isinstance(module, Delay):
-        return seen.numbers_out * module.linear.in_features * (module.max_delay + 1 if module.delay.ndim == 2 else 1)
+        weight = getattr(module.linear, "weight", None)
+        if weight is None:
+            return 0
+        lags = module.max_delay + 1 if module.delay.ndim == weight.ndim else 1
+        return int(numbers_out * (weight.numel() // weight.shape[0]) * lags)
     if isinstance(module, nn.Linear):
-        return seen.numbers_out * module.weight.shape[1]
+        return int(numbers_out * module.weight.shape[1])
     if isinstance(module, (*CONVOLUTIONS, *_TRANSPOSED)):
         # each number of the output is made of so many, or each of the input goes to so many
-        numbers = seen.numbers_in if isinstance(module, _TRANSPOSED) else seen.numbers_out
-        return numbers * (module.weight.numel() // module.weight.shape[0])
+        numbers = numbers_in if isinstance(module, _TRANSPOSED) else numbers_out
+        return int(numbers * (module.weight.numel() // module.weight.shape[0]))
     return 0
-
-
-# -- what moves through memory
-
-
-class Words(NamedTuple):
-    """Words per time step and neuron: read and written by a forward pass, and by a forward and a backward pass."""
-
-    forward: int
-    training: int
-
-
-def floor_words(neuron: Neuron) -> Words:
-    """The least that any implementation of a neuron must move, whose states stay in registers.
-
-    Forward reads the inputs and writes the outputs. Backward reads the cotangents of the outputs and writes those of
-    the inputs; where the adjoint of a step needs inputs or states, it reads the inputs again. LIF: 2, and 2 + 3.
-    """
-    inputs, outputs = len(neuron.program.inputs), len(neuron.program.outputs)
-    reads_again = any(node.op in ("input", "state") for node in _adjoint(neuron))
-    return Words(inputs + outputs, inputs + outputs + outputs + inputs + (inputs if reads_again else 0))
-
-
-def _adjoint(neuron: Neuron) -> Sequence[Node]:
-    program = neuron.program
-    adjoint = program.adjoint([name for name, _ in neuron.named_parameters() if name in program.params])
-    return topological([*adjoint.inputs, *adjoint.states, *adjoint.params])
-
-
-def _words_of_operations(neuron: Neuron, backward: bool) -> int:
-    """Words that the operations of a step move one by one: each reads its operands and writes its result."""
-    step = topological([*neuron.program.outputs, *neuron.program.next])
-    nodes = {*step, *_adjoint(neuron)} if backward else set(step)
-    return sum(1 + sum(part.op not in ("const", "param") for part in node.args) for node in nodes if node.args)
-
-
-def _words(seen: Seen, training: bool) -> Tuple[Optional[float], Optional[float]]:
-    """Numbers that the calls of a neuron moved per time step and neuron, and the least possible.
-
-    Each input is read at one word per time step and neuron, or 1/T where it is one step repeated; its gradient, where
-    one is asked for, takes as many. Kernels move that, the reference the words of each operation.
-    """
-    neuron = neuron_of(seen.module)
-    if neuron is None or isinstance(seen.module, Recurrent) or not seen.numbers_in:
-        return None, None
-    steps = neuron.repeat if neuron.repeat is not None and neuron.step == "multi" else 1
-    reads = [1.0 / (x.shape[0] if x.layout.startswith("one step repeated") else steps) for x in seen.inputs]
-    gradients = [read if x.requires_grad else 0.0 for read, x in zip(reads, seen.inputs)]
-    backward = training and (any(gradients) or any(parameter.requires_grad for parameter in seen.module.parameters()))
-    inputs, outputs = len(neuron.program.inputs), len(neuron.program.outputs)  # a shortcut is no input of the neuron
-    floor = sum(reads[:inputs]) + outputs
-    if backward:
-        least = floor_words(neuron)
-        reads_again = least.training - least.forward > outputs + inputs
-        floor += outputs + sum(gradients[:inputs]) + (sum(reads[:inputs]) if reads_again else 0.0)
-    is_reference = _backend_name(seen) == REFERENCE
-    moved = float(_words_of_operations(neuron, backward)) if is_reference else floor
-    if isinstance(seen.module, NormNeuron):
-        beside = sum(reads[1:])
-        if backward and seen.module.shortcut == "before":
-            beside += sum(gradients[1:])
-        # Statistics read their input. So does the backward pass once more, with the cotangent, for the sums that its
-        # gradient needs; of one step repeated the cotangent summed over time is written and read instead.
-        again = sum(read for norm, read in zip(seen.module.norms, reads) if norm.training or norm.running_mean is None)
-        beside += again + (min(1 + again, 3 * again) if backward and again else 0.0)
-        floor, moved = floor + beside, moved + beside
-    known = is_reference or isinstance(_resolved(seen).backend, KernelBackend)
-    return moved if known else None, floor

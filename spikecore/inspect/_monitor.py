@@ -3,36 +3,25 @@
 from __future__ import annotations
 
 import math
-import sys
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any, Collection, ContextManager, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor, nn
 
+from spikecore import plot
 from spikecore._base.misnamed import hint_of_state
 from spikecore.backend import Tensors
-from spikecore.context import COMPILES, require_compiler
-from spikecore.core.modules import outside, unwrapped
-from spikecore.core.neuron import Neuron
-from spikecore.core.observe import Watcher, unwatch, watch
-from spikecore.core.state import Stateful
 from spikecore.dtypes import compute_dtype, has_float64
 from spikecore.functional import stateful_modules
-from spikecore.inspect import _plot
+from spikecore.inspect import record as recorder
 from spikecore.inspect._report import Report, Table
-from spikecore.lang import Node, Program
-from spikecore.layers import NormNeuron
-from spikecore.neurons import Recurrent
+from spikecore.inspect.record import neuron_of, neurons_of, stateful_of
+from spikecore.inspect.recorded import Block
+from spikecore.lang.node import spiking_output
 from spikecore.words import shown
 
-#: Kinds of modules that are watched.
-FIRING = (Neuron, NormNeuron, Recurrent)
-#: Operations of whole numbers that give whole numbers, and those whose first argument only chooses.
-_WHOLE = frozenset(("add", "sub", "mul", "neg", "abs", "minimum", "maximum", "detach"))
-_CHOICES = frozenset(("select", "where"))
 #: Numbers of a state that a histogram gets at most: of more, every n-th.
 _MOST = 1_000_000
 
@@ -79,7 +68,7 @@ class Call:
         return self.outputs // max(1, self.steps * self.batch)
 
 
-class Layer(Watcher):
+class Layer:
     """Record of one layer of neurons.
 
     ``name``: its path in the network, "" for the network itself. ``kind``: its class. ``calls``: a :class:`Call` for
@@ -104,13 +93,13 @@ class Layer(Watcher):
         #: Sums over time and batch, by the shape of a sample, and over how many samples.
         self._sums: Dict[torch.Size, Tensor] = {}
         self._samples = 0
+        #: Spikes that a neuron can give in a step.
+        self.largest = 1
 
-    def take(
-        self, module: nn.Module, inputs: Tensors, outputs: Tensors, trace: Mapping[str, Tensor], single: bool
-    ) -> None:
+    def _take(self, call: recorder.Call) -> None:
         """Note a call."""
-        index, graded = _spiking(neuron_of(module).program)
-        y, total = outputs[index or 0], None
+        index, graded, self.largest = spiking_output(neuron_of(call.layer).program.outputs)
+        y, trace, single, total = call.outputs[index or 0], call.states, call.step == "single", None
         if not self._grad:
             y, trace = y.detach(), {name: value.detach() for name, value in trace.items()}
         if index is not None:
@@ -118,18 +107,19 @@ class Layer(Watcher):
             size = y.abs() if graded else y
             total = size.sum((0, 1) if y.ndim > 1 else 0, dtype=dtype)
         steps, batch = y.shape[0], y.shape[1] if y.ndim > 1 else 1
-        call = Call(
-            steps,
-            batch,
-            y if self._spikes else None,
-            trace,
-            None if total is None else total.detach().sum(),
-            y.numel(),
-            tuple([_sizes(x.detach()) for x in inputs if x.numel() and x.is_floating_point()]),
-            single,
+        self._calls.append(
+            Call(
+                steps,
+                batch,
+                y if self._spikes else None,
+                trace,
+                None if total is None else total.detach().sum(),
+                y.numel(),
+                tuple([_sizes(x.detach()) for x in call.inputs if x.numel() and x.is_floating_point()]),
+                single,
+            )
         )
-        self._continued = self._continued and (single or bool(module.carrying))
-        self._calls.append(call)
+        self._continued = self._continued and (single or bool(stateful_of(call.layer).carrying))
         if total is None:
             return
         self._samples += steps * batch
@@ -198,8 +188,8 @@ class Layer(Watcher):
 
     @property
     def saturated(self) -> int:
-        """Number of neurons that fired at every step of every sample."""
-        return int((self.rates.detach() >= 1).sum())
+        """Number of neurons that fired at every step of every sample, as often as they can."""
+        return int((self.rates.detach() >= self.largest).sum())
 
     @property
     def spikes(self) -> Tensor:
@@ -223,11 +213,8 @@ class Layer(Watcher):
         where = f"layer {self.name!r} ({self.kind})"
         tensors = [value for value in values if value is not None]
         if not tensors:
-            argument = "spikes=True" if what == "spikes" else "record"
-            why = f"monitor was not asked to keep it ({argument})" if self._calls else "it was not called"
-            if what in self.record and self._calls:
-                why = f"{self.kind} has no such state"
-            raise ValueError(f"{where} has no {what}: {why}")
+            lacks = "monitor was not asked to keep it (spikes=True)" if what == "spikes" else "it has no such state"
+            raise ValueError(f"{where} has no {what}: {lacks if self._calls else 'it was not called'}")
         if len(tensors) > 1 and not self._continued:
             raise ValueError(
                 f"{where} was called {len(tensors)} times, and each call has its own {what}: see "
@@ -295,7 +282,6 @@ class Seen(Report):
         return Table(_HEADINGS, list(map(_cells, self.layers)), 2, [_LEGEND, *lines, *([_SPOILT] if lines else [])])
 
 
-@contextmanager
 def monitor(
     net: nn.Module,
     record: Sequence[str] = (),
@@ -303,7 +289,7 @@ def monitor(
     spikes: bool = False,
     layers: Optional[Sequence[str]] = None,
     grad: bool = False,
-) -> Iterator[Seen]:
+) -> ContextManager[Seen]:
     """Within the block, watch every neuron of ``net``: how often it fires, and its states where asked.
 
     ::
@@ -325,8 +311,9 @@ def monitor(
     ``seen["1"].not_finite`` says whether a layer's input has NaN or infinities, and since when.
 
     net: a network or a neuron. What wraps it (``torch.compile``, ``DistributedDataParallel``) is no part of the names.
-    record: names of states to keep, ``[T, B, ...]`` of each call, on the device; a neuron without such a state is left
-        out. ``Recurrent`` has those of its neuron. The backend must declare ``record``.
+    record: names to keep, of states and of values that ``sc.ops.named`` names, ``[T, B, ...]`` of each call, on the
+        device; a neuron without one is left out. ``Recurrent`` has those of its neuron. The backend must declare
+        ``record``.
     spikes: keep the outputs, too, ``seen["1"].spikes``.
     layers: names of the layers to watch, as in ``net.named_modules()``; None for all.
     grad: keep the graphs of rates, spikes and states, so that a loss can be made of them; else all are detached. They
@@ -342,45 +329,31 @@ def monitor(
     RuntimeError in a call that torch captures in a CUDA graph, or PopTorch compiles, in a step with
     ``CudaOptions(graph=True)``, and for a record within activation checkpointing.
     """
-    modules = _watchable(net)
-    if layers is not None:
-        modules = {name: modules[name] for name in _names("layers", layers, modules, "layer of neurons")}
-    there = {state for module in modules.values() for state in neuron_of(module).states}
-    states = _names("record", record, there, "state of a watched neuron")
-    seen = Seen(tuple([Layer(name, type(module).__name__, states, spikes, grad) for name, module in modules.items()]))
-    with ExitStack() as stack:
-        stack.enter_context(_eager(net))
-        for layer, module in zip(seen.layers, modules.values()):
-            watch(module, layer)
-            stack.callback(unwatch, module, layer)
-        yield seen
+    return Block("sc.monitor", _watched(net, record, spikes, layers, grad))
 
 
-def _watchable(net: nn.Module) -> Dict[str, Stateful]:
-    """The neurons of a network by name; what one of them holds, as Recurrent does, is part of it."""
-    stateful_modules(net)
-    every = outside(unwrapped(net), FIRING)
-    modules: Dict[str, Stateful] = {name: stateful_of(module) for name, module in every if isinstance(module, FIRING)}
+@contextmanager
+def _watched(
+    net: nn.Module, record: Sequence[str], spikes: bool, layers: Optional[Sequence[str]], grad: bool
+) -> Iterator[Seen]:
+    stateful_modules(net)  # raises for what is no network
+    modules = neurons_of(net)
     if not modules:
         raise ValueError(f"net={shown(net)} has no spikecore neuron to watch; give the network that holds them")
-    return modules
-
-
-def neuron_of(layer: Any) -> Any:
-    """The neuron of a layer of neurons, itself or that of Recurrent or NormNeuron; None for another module."""
-    inner = layer.neuron if isinstance(layer, (NormNeuron, Recurrent)) else layer
-    return inner if isinstance(inner, Neuron) else None
-
-
-def stateful_of(layer: Any) -> Any:
-    """Module that has the state of a layer and its mode ``step``; None for a layer without state."""
-    inner = layer.neuron if isinstance(layer, NormNeuron) else layer
-    return inner if isinstance(inner, Stateful) else None
-
-
-def adds_behind(layer: Any, inputs: Sequence[Tensor]) -> bool:
-    """True if a call of a layer with these inputs adds a shortcut to its spikes."""
-    return isinstance(layer, NormNeuron) and layer.shortcut == "after" and len(inputs) > 1
+    if layers is not None:
+        modules = {name: modules[name] for name in _names("layers", layers, modules, "layer of neurons")}
+    there = {state for module in modules.values() for state in neuron_of(module).recordable}
+    states = _names("record", record, there, "state of a watched neuron")
+    seen = Seen(
+        tuple(
+            [Layer(name, type(stateful_of(module)).__name__, states, spikes, grad) for name, module in modules.items()]
+        )
+    )
+    takes = {layer.name: layer._take for layer in seen.layers}
+    with recorder.record(
+        net, layers=(), neurons=modules.items(), states=states, ends=lambda call: takes[call.name](call)
+    ):
+        yield seen
 
 
 def _names(argument: str, value: Any, there: Collection[str], what: str) -> Tuple[str, ...]:
@@ -395,40 +368,12 @@ def _names(argument: str, value: Any, there: Collection[str], what: str) -> Tupl
     return tuple(dict.fromkeys(value))
 
 
-def _eager(net: nn.Module) -> ContextManager[Any]:
-    """A block within which compiled functions run eagerly: their graphs call no module of the network."""
-    # without the compiler nothing is compiled, and to import it takes seconds
-    if "torch._dynamo.eval_frame" not in sys.modules:
-        return ExitStack()
-    if any("_orig_mod" in module._modules for module in net.modules()):
-        require_compiler("sc.monitor of a compiled network, whose graph calls no module,")
-    return torch.compiler.set_stance("force_eager") if COMPILES else ExitStack()
-
-
 def _sizes(x: Tensor) -> Tensor:
     if x.ndim < 2:
         return x
     # torch 2.0 has none of float16
     sizes: Tensor = torch.linalg.vector_norm(x, math.inf, tuple(range(1, x.ndim)), dtype=compute_dtype(x.dtype))
     return sizes
-
-
-@lru_cache(maxsize=512)
-def _spiking(program: Program) -> Tuple[Optional[int], bool]:
-    """The first output that is spikes, None without one, and whether it may be other whole numbers than 0 and 1."""
-    for index, node in enumerate(program.outputs):
-        if _is_whole(node):
-            return index, node.op != "spike"
-    return None, False
-
-
-def _is_whole(node: Node) -> bool:
-    """True if a value is a spike, 0 or 1, or a whole number made of spikes."""
-    if node.op == "const":
-        return float(node.attr).is_integer()  # type: ignore[arg-type]  # a number
-    if node.op in _CHOICES:
-        return all(map(_is_whole, node.args[1:]))
-    return node.op == "spike" or (node.op in _WHOLE and all(map(_is_whole, node.args)))
 
 
 # -- the table
@@ -460,7 +405,7 @@ def _log(layer: Layer, name: str, writer: Any, step: Optional[int], figures: boo
     if layer.fires and len({call.neurons for call in layer.calls}) == 1:
         rates = layer.rates.detach().cpu()
         writer.add_scalar(f"silent/{name}", float((rates == 0).double().mean()), step)
-        writer.add_scalar(f"saturated/{name}", float((rates >= 1).double().mean()), step)
+        writer.add_scalar(f"saturated/{name}", float((rates >= layer.largest).double().mean()), step)
         writer.add_histogram(f"rates of neurons/{name}", rates, step)
     last = layer.calls[-1]
     for state, values in last.states.items():
@@ -480,8 +425,8 @@ def _figures(call: Call) -> Iterator[Tuple[str, Any]]:
 
     spikes = None if call.total is None or call.spikes is None or call.spikes.ndim < 2 else call.spikes
     if spikes is not None:
-        yield "raster", _plot.raster(spikes, ax=axes()).figure
+        yield "raster", plot.raster(spikes, ax=axes()).figure
     for state, values in call.states.items():
         if values.ndim > 1:
             beside = spikes if spikes is not None and spikes.shape == values.shape else None
-            yield f"traces of {state}", _plot.traces(values, spikes=beside, label=state, ax=axes()).figure
+            yield f"traces of {state}", plot.traces(values, spikes=beside, label=state, ax=axes()).figure

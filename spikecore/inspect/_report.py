@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import textwrap
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from html import escape
-from typing import Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from spikecore.lang.render import on_one_line
 
 _WIDTH = 110
-_HEADINGS = ("layer", "kind", "output", "dtype", "layout in -> out", "backend", "words", "floor", "saved", "spikes")
+_HEADINGS = (
+    "layer",
+    "kind",
+    "output",
+    "dtype",
+    "layout in -> out",
+    "backend",
+    "words",
+    "floor",
+    "saved",
+    "spikes",
+    "never",
+    "always",
+)
 
 
 class Table(NamedTuple):
@@ -137,7 +150,10 @@ class Layer:
     layers and convolutions, forward.
     ``saved``: bytes that it keeps for backward; a tensor that several layers keep counts at the first one.
     ``saved_spikes``: how many of these are spikes, of a layer that is no neuron. ``rate``: the fraction of outputs that
-    are spikes; None for a layer that gives other numbers than 0 and 1.
+    are spikes, of counts the fraction of the largest; None for a layer that gives other numbers. ``silent``,
+    ``saturated``: the shares of its neurons that never fired, and that fired at every step of every sample.
+    ``ranges``: of a layer that hardly ever fires, or nearly always, the least and the largest number of its input and
+    of each state.
     ``notes``: what else there is to say, in words.
     """
 
@@ -158,6 +174,9 @@ class Layer:
     saved: int = 0
     saved_spikes: int = 0
     rate: Optional[float] = None
+    silent: Optional[float] = None
+    saturated: Optional[float] = None
+    ranges: Mapping[str, Tuple[float, float]] = field(default_factory=dict)
     notes: Tuple[str, ...] = ()
 
 
@@ -192,6 +211,8 @@ class Explanation(Report):
         if any(layer.floor is not None for layer in self.layers):
             passes = "forward and backward" if self.training else "forward"
             lines.append(f"words: numbers moved per time step and neuron, {passes}; floor: the least possible")
+        if any(layer.silent is not None for layer in self.layers):
+            lines.append("never, always: the neurons that fired at no step, and at every step, of this batch")
         if self.training:
             lines.append(f"saved: kept for backward, {size(self.saved)} in all; parameters and the input do not count")
         return lines
@@ -199,7 +220,7 @@ class Explanation(Report):
 
 def _cells(layer: Layer) -> Tuple[str, ...]:
     calls = f" ({layer.calls} calls)" if layer.calls > 1 else ""
-    same = layer.layout_in == layer.layout_out
+    same, shares = layer.layout_in == layer.layout_out, (layer.rate, layer.silent, layer.saturated)
     return (
         layer.name or "(net)",
         layer.kind + calls,
@@ -210,10 +231,12 @@ def _cells(layer: Layer) -> Tuple[str, ...]:
         "" if layer.words is None else f"{layer.words:.2f}",
         "" if layer.floor is None else f"{layer.floor:.2f}",
         size(layer.saved) if layer.saved else "",
-        "" if layer.rate is None else f"{100 * layer.rate:.1f} %",
+        *(f"{100 * part:.1f} %" if part else "" if part is None else "0" for part in shares),
     )
 
 
 def _remarks(layer: Layer) -> List[str]:
     repeated = f"computed {layer.steps} times for nothing: all time steps hold the same"
-    return [*([repeated] if layer.repeated else []), *layer.notes]
+    width = max(map(len, layer.ranges), default=0)
+    ranges = [f"{what:<{width}}  {low:.3g} to {high:.3g}" for what, (low, high) in layer.ranges.items()]
+    return [*([repeated] if layer.repeated else []), *ranges, *layer.notes]

@@ -7,14 +7,14 @@ from typing import Any, Dict
 import torch
 from torch import Tensor
 
-from spikecore._plugins.registry import default_registry
-from spikecore._plugins.selection import Resolved
 from spikecore.backend import MAX_STATIC_STEPS, Backend, BackendError, Spec, Unsupported
 from spikecore.core import checks
 from spikecore.core.checks import lacking
 from spikecore.core.neuron import Neuron
 from spikecore.dtypes import DTYPES
 from spikecore.kernels import KernelBackend
+from spikecore.plugins.registry import default_registry
+from spikecore.plugins.selection import Resolved
 from spikecore.words import shown
 
 _ASKER = "kernel_source()"

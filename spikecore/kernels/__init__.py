@@ -5,8 +5,9 @@ Under ``torch.compile`` it needs torch 2.6 or newer.
 
 Modules from low to high: ``_plan`` (what a kernel is compiled for), ``_layout`` (what it is called with, and what it
 returns), ``writing`` (what generated texts share), ``_call`` (from a call to two launches), ``_autograd``,
-``_batch_norm``, ``_runner``, ``_feedback_steps``, ``_recurrent``, ``_backend``. ``cache`` needs none of them and no
-torch, so that a name of this package is imported when it is first used.
+``_batch_norm``, ``_runner``, ``_feedback_call``, ``_feedback_steps``, ``_recurrent``, ``_backend``, and ``eager``, the
+single steps of the reference. ``cache`` needs none of them and no torch, so that a name of this package is imported
+when it is first used.
 """
 
 from importlib import import_module
@@ -35,6 +36,7 @@ if TYPE_CHECKING:  # the same names once more, for type checkers and editors
     from spikecore.kernels._plan import ForwardPlan as ForwardPlan
     from spikecore.kernels._plan import Functions as Functions
     from spikecore.kernels._plan import Geometry as Geometry
+    from spikecore.kernels._plan import every_gradient as every_gradient
     from spikecore.kernels._plan import smallest_cut as smallest_cut
     from spikecore.kernels._plan import with_reciprocals as with_reciprocals
     from spikecore.kernels._runner import KernelRunner as KernelRunner
@@ -48,7 +50,9 @@ _NAMES: Mapping[str, str] = {
         "KernelParams Launch Layout Moved ReturningBackwardLaunch ReturningForwardLaunch StatisticsLaunch "
         "layout_of"
     ),
-    "spikecore.kernels._plan": "BackwardPlan ForwardPlan Functions Geometry smallest_cut with_reciprocals",
+    "spikecore.kernels._plan": (
+        "BackwardPlan ForwardPlan Functions Geometry every_gradient smallest_cut with_reciprocals"
+    ),
     "spikecore.kernels._runner": "KernelRunner",
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}

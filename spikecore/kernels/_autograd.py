@@ -64,31 +64,41 @@ apply = super(torch.autograd.Function, KernelCall).apply
 def _gradients(
     context: Any, needs: Sequence[bool], saved: Tensors, grads: Sequence[Optional[Tensor]]
 ) -> Sequence[Optional[Tensor]]:
-    """Gradients of a call's tensors by its kernels. Under ``create_graph=True`` they lead to :class:`_Underivable`."""
+    """Gradients of a call's tensors by its kernels. Under ``create_graph=True`` each is a call without a derivative."""
     plan, numbers = context
     if not (plan.eager and torch.is_grad_enabled()):
         return plan.backward(numbers, saved, grads, needs)  # type: ignore[no-any-return]  # a list
     with torch.no_grad():
         gradients = plan.backward(numbers, saved, grads, needs)
-    name, sources = plan.kernels.backend.name, (*grads, *saved[: plan.count])
+    context, sources = (_Gradient(plan.kernels.backend.name), ()), (*grads, *saved[: plan.count])
     # kernels compute the gradients of all states if that of any is wanted
     return [
-        _Underivable.apply(name, gradient, *sources) if wants else None for gradient, wants in zip(gradients, needs)
+        KernelCall.apply(context, gradient, *sources)[0] if wants else None for gradient, wants in zip(gradients, needs)
     ]
 
 
-class _Underivable(torch.autograd.Function):
-    """A gradient that a kernel computed, as a function of cotangents and tensors that has no derivative."""
+class _Gradient:
+    """The plan of a gradient that a kernel computed, its first tensor: of the others it has no derivative."""
 
-    @staticmethod
-    def forward(ctx: Any, backend: str, gradient: Tensor, *sources: Optional[Tensor]) -> Tensor:
-        ctx.backend = backend
-        return gradient.view_as(gradient)
+    n_results, added, eager = 1, (), False
 
-    @staticmethod
-    def backward(ctx: Any, *grads: Optional[Tensor]) -> Any:
+    def __init__(self, backend: str) -> None:
+        self.backend = backend
+
+    def forward(self, numbers: Any, tensors: Sequence[Tensor]) -> List[Tensor]:
+        """The gradient."""
+        return [tensors[0].view_as(tensors[0])]
+
+    def to_save(self, *_: Any) -> Tensors:
+        """Nothing."""
+        return ()
+
+    restored = to_save
+
+    def backward(self, *_: Any) -> Any:
+        """The error of a second derivative."""
         raise Unsupported(
-            f"backend {ctx.backend!r} derives first derivatives only; for a second one choose backend='torch'"
+            f"backend {self.backend!r} derives first derivatives only; for a second one choose backend='torch'"
         )
 
 

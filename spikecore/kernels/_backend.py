@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Dict, Optional, Union
 
 from torch import Tensor
 
 from spikecore.backend import Backend, Runner, Spec
-from spikecore.kernels import _spike_products
+from spikecore.kernels import spike_products
 from spikecore.kernels._layout import CorrectionLaunch, Launch, StatisticsLaunch
-from spikecore.kernels._plan import BackwardPlan, ForwardPlan
+from spikecore.kernels._plan import BackwardPlan, ForwardPlan, every_gradient
 from spikecore.kernels._recurrent import FedRunner
 from spikecore.kernels._runner import KernelRunner
 from spikecore.lang import Program
@@ -40,6 +41,14 @@ class KernelBackend(Backend):
     #: geometry of such a call has ``rows``. All tensors of all steps then have strides of their own, those that are
     #: filled, too: ``stride(0)`` from step to step and ``stride(rows[1])`` from row to row.
     rows: bool = False
+    #: The shortest period of inputs that broadcast which launches read (``plan.broadcast``, ``geometry.period``), 1 or
+    #: more; 0 where such inputs are copied for them, with a number for each neuron.
+    shortest_period: int = 0
+    #: True if backward launches sum the gradients of such inputs (``plan.summed``); torch does it where they do not.
+    sums_periods: bool = False
+    #: True if launches take inputs, and fill gradients of inputs, that lie side by side (``plan.side_by_side``,
+    #: ``geometry.period``). Where something comes back to several inputs, each step then is one product.
+    side_by_side: bool = False
     #: True if :meth:`split` reads all numbers once, so that the gradient of a float32 weight is quicker by parts.
     quick_split: bool = False
 
@@ -64,7 +73,9 @@ class KernelBackend(Backend):
         The tensors are those that the plan names. A parameter's gradient is in the dtype of arithmetic: for a scalar
         any number of partial sums; for a channel parameter its ``channels`` sums, or a multiple of
         ``inner * channels`` numbers, of which number ``k`` is a part of the sum for channel ``k // inner % channels``;
-        for a full one one number per neuron. Parts are added in a fixed order afterwards.
+        for a full one one number per neuron. Parts are added in a fixed order afterwards. Behind the parameters come
+        the gradients of the inputs in ``plan.summed``, of arithmetic: partial sums ``[T, k * p]`` with the input's
+        number ``p`` of ``geometry.periods``.
 
         With ``owns_outputs``, ``launch(geometry, inputs, state, params, checkpoints, grad_outputs, grad_final,
         grad_trace) -> (grad_inputs, grad_state, grad_params)``.
@@ -128,7 +139,7 @@ class KernelBackend(Backend):
 
         Here by several operations of torch, each of which reads and writes all numbers.
         """
-        return _spike_products.split(x, count)
+        return spike_products.split(x, count)
 
     def text(self, plan: Union[ForwardPlan, BackwardPlan]) -> str:
         """The source text of a kernel, for people."""
@@ -136,19 +147,8 @@ class KernelBackend(Backend):
 
     def source(self, program: Program, spec: Spec) -> Dict[str, str]:
         """The text of the kernels that a call at rest takes, with all gradients of inputs and learnt parameters."""
-        everything = (True,) * len(program.inputs)
         forward = ForwardPlan(program, spec, final=spec.final)
-        backward = BackwardPlan(
-            program,
-            spec,
-            has_initial_state=False,
-            outputs=(True,) * len(program.outputs),
-            trace=(),
-            final=False,
-            inputs=everything,
-            state=False,
-            learn=spec.learn,
-        )
+        backward = replace(every_gradient(program, spec, False), trace=(), final=False)
         return {"forward": self.text(forward), "backward": self.text(backward)}
 
     def compile(self, program: Program, spec: Spec) -> Runner:

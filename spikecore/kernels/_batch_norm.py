@@ -27,7 +27,7 @@ from spikecore.kernels._call import Call, CallPlan, Kernels
 from spikecore.kernels._layout import Moved, resolved
 from spikecore.kernels._plan import Geometry
 from spikecore.lang import Program
-from spikecore.lang._program import Derived, added_to_normalised, corrected, gradient_of_normalised, moments
+from spikecore.lang.transform import Derived, added_to_normalised, corrected, gradient_of_normalised, moments
 
 if TYPE_CHECKING:
     from spikecore.kernels._backend import KernelBackend

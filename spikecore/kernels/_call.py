@@ -30,6 +30,7 @@ from torch import Tensor
 from spikecore._base.bits import Whole, memory_order
 from spikecore._base.caches import CALLS, Lock, Recent
 from spikecore.backend import Spec
+from spikecore.kernels._broadcast import BroadcastInputs
 from spikecore.kernels._layout import (
     Launch,
     Layout,
@@ -49,7 +50,7 @@ from spikecore.kernels._plan import (
     added_inputs,
     saved_states,
 )
-from spikecore.lang import Program
+from spikecore.lang import Node, Program
 
 if TYPE_CHECKING:
     from spikecore.kernels._backend import KernelBackend
@@ -90,6 +91,8 @@ class Kernels:
         self.added = added_inputs(program, spec)
         #: True if a step is computed from an input.
         self.reads = any(node.op == "input" for node in program.nodes)
+        #: For each input whether a step is computed from it.
+        self.read = [Node("input", (), name) in program.nodes for name in program.inputs]
         # bounded: a network that asks for ever other records or gradients would keep its kernels for ever
         self._launches: Recent[Union[ForwardPlan, BackwardPlan], Launch] = Recent(CALLS)
         self._sizes: Recent[Any, List[Geometry]] = Recent(CALLS)
@@ -189,9 +192,18 @@ class CallPlan:
         #: True if the call is a node of autograd; and True if a kernel has to find any of its gradients.
         self.save, self.keeps = True in wants, True in self.left(wants)
         self.packed = packed_inputs(kernels.program, tensors)
-        x = tensors[0].unsqueeze(0) if call.single else tensors[0]
+        #: The inputs where some broadcast, else None; and the one that has the shape of the call.
+        self.spread, self.lead = None, 0
+        inputs = self.timed(tensors[: kernels.n_inputs])
+        if any(x.shape != inputs[0].shape for x in inputs):
+            self.spread = BroadcastInputs(inputs, kernels)
+            self.lead = self.spread.lead
+        x = inputs[self.lead]
         self.layout = layout = kernels.layout(x)
         self.views = [tuple(value.shape) for value in tensors[self.moving :]] if views is None else views
+        #: The parameters with a number for each neuron that have another shape than a step.
+        pairs = zip(kernels.tensor_params, tensors[self.moving :])
+        self.full = [k for k, value in pairs if kernels.spec.params[k] == "full" and value.shape != layout.shape]
         self.geometry = self._geometry(x)
         # on "meta" a tensor has shape and strides, and no memory
         like = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
@@ -206,13 +218,16 @@ class CallPlan:
         self.tensors = [form_of(value) for value in tensors]
         self.saved = [*self.tensors, *self.results[self.n_results :]]
         self.is_empty = not x.numel()
-        #: True if all results are like the first input.
-        self.alike = all(form == self.tensors[0] for form in self.results)
+        #: True if inputs are all that moves, and a single result is like the one that has the shape of the call.
+        self.is_plain = self.moving == kernels.n_inputs and self.results == [self.tensors[self.lead]]
         #: True if kernels read the tensors as given; and True if inputs are dense from end to end.
         self.as_is = self.is_empty or self._holds(tensors)
         # (an input that no step reads may be a view that repeats one step: another tensor stands in its place)
-        self.is_dense = not layout.outer and (
-            not kernels.reads or x.shape[0] == 1 or all(map(self._becomes_dense, tensors[: kernels.n_inputs]))
+        whole = [value for value in inputs if value.shape == x.shape]
+        self.is_dense = (
+            not layout.outer
+            and (not kernels.reads or x.shape[0] == 1 or all(map(self._becomes_dense, whole)))
+            and (self.spread is None or self.spread.is_dense)
         )
         self._forward: Optional[Tuple[Launch, Optional[Dense]]] = None
         self._straight: Optional[Dense] = None
@@ -224,11 +239,11 @@ class CallPlan:
         """Outputs, final states, recorded states and, for backward, checkpoints. ``numbers`` are all parameters, with
         any value in the place of a tensor.
         """
-        if self._straight is not None and has_memory(tensors):  # the usual call: one input, which the output lies as
-            x = tensors[0]
-            out, params = torch.empty_like(x), self.params(numbers, tensors) if self.views else numbers
-            if self._straight((x, out), params) is None:
-                self._launch(self._forward[0], (x,), params, [out])  # type: ignore[index]  # bound with the other
+        if self._straight is not None and has_memory(tensors):  # the usual call: an output that lies as the input
+            moving, params = tensors[: self.moving], self.params(numbers, tensors) if self.views else numbers
+            out = torch.empty_like(tensors[self.lead])
+            if self._straight((*moving, out), params) is None:
+                self._launch(self._forward[0], moving, params, [out])  # type: ignore[index]  # bound with the other
             return [out]
         values, owns_outputs = resolved(tensors), self.kernels.backend.owns_outputs
         # there is nothing to compute, and CUDA refuses to launch no block
@@ -237,7 +252,7 @@ class CallPlan:
             return results
         is_dense = self.is_dense and values is tensors
         if not (self.as_is and is_dense):
-            values = self.fitted(values)
+            values = self.fitted(values, values is tensors)
         launch, dense = self._forward or self._bind_forward()
         moving, params = values[: self.moving], self.params(numbers, values) if self.views else numbers
         if owns_outputs:
@@ -251,7 +266,9 @@ class CallPlan:
 
     def _bind_forward(self) -> Tuple[Launch, Optional[Dense]]:
         kernels, call = self.kernels, self.call
-        launch = kernels.launch(kernels.forward_plan(call, self.n_checkpoints > 0), self.geometry)
+        plan = kernels.forward_plan(call, self.n_checkpoints > 0)
+        plan = replace(plan, broadcast=self.spread.kinds) if self.spread else plan
+        launch = kernels.launch(plan, self.geometry)
         counts = (
             kernels.n_inputs,
             self.moving - kernels.n_inputs,
@@ -262,8 +279,7 @@ class CallPlan:
             self.n_checkpoints,
         )
         dense = dense_of(launch, self.geometry, counts, kernels.backend.owns_outputs)
-        is_one = self.moving == len(self.results) == 1
-        if is_one and self.alike and self.as_is and self.is_dense and kernels.reads:
+        if self.is_plain and self.as_is and self.is_dense and kernels.reads:
             self._straight = dense
         self._forward = launch, dense
         return self._forward
@@ -273,7 +289,8 @@ class CallPlan:
         n_inputs, n, k = self.kernels.n_inputs, self.kernels.n_outputs, self.n_results
         m = n + self.kernels.n_final
         inputs, outputs = self.timed(moving[:n_inputs]), self.timed(results[:n])
-        launch(self.geometry, inputs, moving[n_inputs:], params, outputs, results[n:m], results[m:k], results[k:])
+        groups = outputs, results[n:m], results[m:k], results[k:]
+        launch(self.geometry, inputs, moving[n_inputs:], self.shaped(params), *groups)
 
     # -- backward
 
@@ -354,7 +371,7 @@ class CallPlan:
         if not is_dense:
             values, checkpoints, grads = self._refitted(values, checkpoints, grads)
         if not (is_dense and self.as_is):
-            values = self.fitted(values)
+            values = self.fitted(values, is_dense)
         return values, checkpoints, grads, is_dense
 
     def _as_planned(self, saved: Sequence[Tensor], grads: Sequence[Optional[Tensor]]) -> bool:
@@ -401,13 +418,17 @@ class CallPlan:
             for k, grad in enumerate(grads)
         ]
 
-    def fitted(self, tensors: Sequence[Tensor]) -> List[Tensor]:
+    def fitted(self, tensors: Sequence[Tensor], as_planned: bool) -> List[Tensor]:
         """The tensors of a call where kernels read them: those that lie elsewhere, and parameters of another dtype than
-        that of arithmetic, are copied.
+        that of arithmetic, are copied. ``as_planned``: they lie as the call had them.
         """
         layout, n, spec = self.layout, self.kernels.n_inputs, self.kernels.spec
         fit_input = layout.fit if self.call.single else layout.fit_steps
-        values = [fit_input(value) for value in tensors[:n]] if self.kernels.reads else [*tensors[:n]]
+        if self.spread is not None:
+            values = self.spread.fitted(self.timed(tensors[:n]), as_planned)
+            values = [x.squeeze(0) for x in values] if self.call.single else values
+        else:
+            values = [fit_input(value) for value in tensors[:n]] if self.kernels.reads else [*tensors[:n]]
         values += [layout.fit(value) for value in tensors[n : self.moving]]
         params = zip(self.kernels.tensor_params, tensors[self.moving :], self.views)
         return values + [
@@ -418,11 +439,12 @@ class CallPlan:
         """True if kernels read all tensors of a call in place, so that :meth:`fitted` copies none."""
         layout, n, spec = self.layout, self.kernels.n_inputs, self.kernels.spec
         holds_input = layout.holds if self.call.single else layout.holds_steps
-        if self.kernels.reads and not all(map(holds_input, tensors[:n])):
+        holds_inputs = all(map(holds_input, tensors[:n])) if self.spread is None else self.spread.as_is
+        if self.kernels.reads and not holds_inputs:
             return False
         return all(map(layout.holds, tensors[n : self.moving])) and all(
-            value.dtype is spec.compute and fits_param(spec.params[index], value, layout)
-            for index, value in zip(self.kernels.tensor_params, tensors[self.moving :])
+            value.dtype is spec.compute and fits_param(spec.params[index], value, view, layout)
+            for index, value, view in zip(self.kernels.tensor_params, tensors[self.moving :], self.views)
         )
 
     def _becomes_dense(self, value: Tensor) -> bool:
@@ -436,6 +458,11 @@ class CallPlan:
             params[index] = value
         return params
 
+    def shaped(self, params: Any) -> Any:
+        """All parameters, those with a number for each neuron in the shape of a step."""
+        own, full = self.layout.shape, self.full
+        return [value.view(own) if k in full else value for k, value in enumerate(params)] if full else params
+
     def timed(self, values: Sequence[Tensor]) -> Sequence[Tensor]:
         """Inputs or outputs, with a dimension of time."""
         return [value.unsqueeze(0) for value in values] if self.call.single else values
@@ -443,7 +470,8 @@ class CallPlan:
     def _geometry(self, x: Tensor) -> Geometry:
         kernels, layout = self.kernels, self.layout
         channels, rows = channels_of(kernels, layout, self.views), layout.rows if layout.outer else (0, 0)
-        return Geometry(x.shape[0], x.numel() // x.shape[0], channels, rows)
+        period = (0, ()) if self.spread is None else self.spread.sizes
+        return Geometry(x.shape[0], x.numel() // x.shape[0], channels, rows, *period)
 
 
 class Pass:
@@ -453,15 +481,20 @@ class Pass:
         kernels, call = plan.kernels, plan.call
         self.plan, self.needs = plan, needs
         backward = kernels.backward_plan(call, present, needs)
+        if plan.spread is not None and plan.spread.kinds:
+            kinds = plan.spread.kinds
+            summed = tuple([k for k in backward.wanted if kernels.backend.sums_periods and kinds[k]])
+            backward = replace(backward, broadcast=kinds, summed=summed)
+        self.summed_inputs = backward.summed
         self.final, self.state = bool(backward.final), backward.state
         #: The parameters whose gradient is found, and their kinds.
         self.learnt = [(name, backward.kinds[name]) for name in backward.learn]
         self.launch = kernels.launch(backward, plan.geometry)
         #: Forms of the filled tensors: gradients of inputs, and of all states if that of any is wanted.
-        self.forms = [plan.results[0]] * sum(backward.inputs) + [plan.step] * (kernels.n_states * backward.state)
-        self.n_inputs = sum(backward.inputs)
+        self.n_inputs = len(backward.written)
+        self.forms = [plan.results[0]] * self.n_inputs + [plan.step] * (kernels.n_states * backward.state)
         #: Positions of these among the tensors of the call; and the parameters, with their kinds, views and channels.
-        self.places = [place for place in range(kernels.n_inputs) if needs[place]]
+        self.places = [*backward.written]
         self.places += range(kernels.n_inputs, plan.moving) if backward.state else ()
         params = zip(range(plan.moving, plan.count), kernels.tensor_params, plan.views)
         self.summed = [
@@ -481,18 +514,22 @@ class Pass:
             kernels.n_states * backward.state,
         )
         self.dense = dense_of(self.launch, plan.geometry, counts, kernels.backend.owns_outputs)
-        #: True if :meth:`straight` computes it: one input, and the cotangent of one output in the same layout.
-        is_one = plan.moving == 1 == len(present) == sum(present) and plan.results[0] == plan.tensors[0]
-        self.is_straight = is_one and plan.as_is and kernels.reads and self.dense is not None
+        #: True if :meth:`straight` computes it: inputs, and the cotangent of one output in the same layout.
+        is_one = plan.moving == kernels.n_inputs and len(present) == sum(present) == 1
+        is_alike = plan.results[0] == plan.tensors[plan.lead]
+        self.is_straight = is_one and is_alike and plan.as_is and kernels.reads and self.dense is not None
+        shapes = [plan.tensors[place][0] for place in backward.written]
+        #: The inputs whose gradient, one number for each neuron, is summed by torch, and their shapes.
+        self.broadcast = [(place, shape) for place, shape in zip(backward.written, shapes) if shape != self.forms[0][0]]
 
     def straight(
         self, numbers: Sequence[Any], saved: Sequence[Tensor], grad: Optional[Tensor]
     ) -> Optional[List[Optional[Tensor]]]:
         """The wanted gradients of the usual call, None where its tensors take another launch."""
-        plan, x = self.plan, saved[0]
-        results: List[Any] = [torch.empty_like(x)] if self.n_inputs else []
+        plan, x = self.plan, saved[self.plan.lead]
+        results: List[Any] = [torch.empty_like(x) for _ in range(self.n_inputs)]
         params = plan.params(numbers, saved) if plan.views else numbers
-        sums = self.dense((x, *saved[plan.count :], grad, *results), params)  # type: ignore[misc, arg-type]  # they are there
+        sums = self.dense((*saved[: plan.moving], *saved[plan.count :], grad, *results), params)  # type: ignore[misc, arg-type]  # they are there
         if sums is None or plan.count == 1:
             return None if sums is None else results
         return self.placed(results, sums, saved)
@@ -528,7 +565,8 @@ class Pass:
         if sums is None:
             inputs, outputs = plan.timed(moving[: kernels.n_inputs]), [grad for grad in grads[:n] if grad is not None]
             trace = [grad for grad in grads[m:] if grad is not None]
-            groups = (inputs, moving[kernels.n_inputs :], params, checkpoints, plan.timed(outputs), ends, trace)
+            state, params = moving[kernels.n_inputs :], plan.shaped(params)
+            groups = (inputs, state, params, checkpoints, plan.timed(outputs), ends, trace)
             if kernels.backend.owns_outputs:
                 results, sums = returned_backward(self, groups)
             else:
@@ -546,6 +584,11 @@ class Pass:
             gradients[place] = result
         for (place, kind, view, channels), part in zip(self.summed, sums or ()):
             gradients[place] = gradient(kind, part, saved[place], view, plan.layout, channels)
+        for place, shape in self.broadcast:
+            (whole,) = plan.timed([gradients[place]])  # type: ignore[list-item]  # it is there
+            gradients[place] = plan.spread.narrowed(place, whole, shape)  # type: ignore[union-attr]  # some broadcast
+        for place, part in zip(self.summed_inputs, (sums or ())[len(self.learnt) :]):
+            gradients[place] = plan.spread.summed(place, part, plan.tensors[place][0])  # type: ignore[union-attr]  # too
         return gradients
 
 
@@ -577,7 +620,9 @@ def dense_of(launch: Any, geometry: Geometry, counts: Sequence[int], owns_output
     """A launch of dense tensors of these sizes, so many in each of the groups of :mod:`spikecore.kernels._layout`.
 
     The launch of a backend may have a method ``dense(geometry, counts)`` that gives it. It takes tensors with time and
-    without, which are dense from end to end.
+    without, which are dense from end to end. What it gives may have a method ``steps(columns, params, count)``, for
+    many launches of one step: a function that launches one by its number, and takes these tensors every time. Each
+    column is a tensor ``[count, ...]`` or ``[1, ...]``, or a tensor for each step.
     """
     make = None if owns_outputs or geometry.rows[0] else getattr(launch, "dense", None)
     return None if make is None else make(geometry, counts)

@@ -1,6 +1,5 @@
 """The steps of a call with feedback: one launch of a backend for all of them, or a product and a launch for each.
 
-:class:`FeedbackCall` is what a call has, :class:`Cotangents` what arrives for its backward pass.
 :class:`FeedbackLaunch` and :class:`FeedbackSteps` compute both directions, and know nothing of autograd
 (:mod:`spikecore.kernels._recurrent`).
 """
@@ -9,134 +8,35 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import isqrt, prod
-from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor
 
 from spikecore._base.caches import CALLS, Recent
 from spikecore.backend import MAX_STATIC_STEPS, Feedback, Spec
-from spikecore.kernels._call import Call, Kernels
-from spikecore.kernels._delays import Delays
+from spikecore.kernels._call import Call, Kernels, dense_of
+from spikecore.kernels._feedback_call import Cotangents, FeedbackCall, Memory, replaced, through
 from spikecore.kernels._layout import Launch
 from spikecore.kernels._plan import Geometry, saved_states
-from spikecore.kernels._spike_products import SpikesTimes, Split, is_quicker
+from spikecore.kernels.spike_products import SpikesTimes, Split, is_quicker
+from spikecore.kernels.writing import BACKWARD_GROUPS, FORWARD_GROUPS
 from spikecore.lang import Program
 
 if TYPE_CHECKING:
     from spikecore.kernels._backend import KernelBackend
 
 
-class Memory(NamedTuple):
-    """Memory of the fed-back output: with delays it lies behind the outputs before the call."""
-
-    history: Any
-    output: Optional[Tensor]
-
-    def outputs(self, fed: FeedbackCall, like: Tensor, count: int) -> List[Tensor]:
-        """The outputs of a call, to be filled."""
-        outputs = [like.new_empty(fed.shape) for _ in range(count)]
-        if self.output is not None:
-            outputs[fed.feedback.output] = self.output
-        return outputs
-
-
-class FeedbackCall(NamedTuple):
-    """A call with feedback: its tensors, in natural layout."""
-
-    #: The call of its steps, from a given state.
-    call: Call
-    #: ``[T, ..., H]``.
-    shape: Tuple[int, ...]
-    #: Inputs as given. Backward does not read the input that the feedback is added to.
-    inputs: Sequence[Tensor]
-    #: The first states of the program, and the output before the first step; contiguous. None of them at rest, if a
-    #: launch takes all steps and there are no delays.
-    state: Sequence[Tensor]
-    first: Any
-    #: Parameters as a kernel takes them.
-    params: Tuple[Any, ...]
-    channels: Tuple[Tuple[int, int], ...]
-    weight: Tensor
-    bias: Optional[Tensor]
-    feedback: Feedback
-    delays: Optional[Delays] = None
-
-    def memory(self, steps: Optional[int] = None) -> Memory:
-        """Memory that the fed-back output is written to."""
-        if self.delays is None:
-            return Memory(None, None)
-        history = self.delays.history(self.first, self.shape[0] if steps is None else steps)
-        # no view, which autograd would treat in a way of its own
-        at, shape = self.delays.rows * history[0].numel(), (history.shape[0] - self.delays.rows, *self.shape[1:])
-        return Memory(history, history.new_empty(0).set_(history.untyped_storage(), at, shape, history.stride()))
-
-    def with_ends(
-        self, to_out: Optional[Tensor], ends: Sequence[Optional[Tensor]]
-    ) -> Tuple[Optional[Tensor], Optional[Tensor]]:
-        """The cotangent of the output that comes back, with those of the states that are outputs, too; and, in rows,
-        what is for outputs before the call.
-        """
-        last, past = (*ends, None, None)[:2]
-        if last is None and past is None:
-            return to_out, None
-        steps, total = (
-            self.shape[0],
-            self.inputs[self.feedback.into].new_zeros(self.shape) if to_out is None else to_out.contiguous().clone(),
-        )
-        if last is not None:
-            total[-1] += last
-        if past is None:
-            return total, None
-        rows = past.movedim(-1, 0)
-        inside = min(steps - 1, len(rows))
-        total[steps - 1 - inside : steps - 1] += rows[len(rows) - inside :]
-        return total, rows[: len(rows) - inside]
-
-    def to_first(self, gu: Optional[Tensor], of_past: Optional[Tensor], needed: bool) -> List[Optional[Tensor]]:
-        """The gradients of the last output before the call and, with delays, of those before it. ``gu`` are those of
-        the drive, None where the output is a constant.
-        """
-        if self.first is None:
-            return []
-        if self.delays is None:
-            return [None if gu is None or not needed else _through(gu[0], self.weight)]
-        if not needed or (gu is None and of_past is None):
-            return [None, None]
-        came = (
-            self.first.new_zeros((1, *self.shape[1:])) if gu is None else _through(gu[: self.delays.rows], self.weight)
-        )
-        total = self.delays.to_earlier(came, of_past)
-        return [total[-1], total[:-1].movedim(0, -1)]
-
-    def geometry(self, steps: int) -> Geometry:
-        """The sizes of a launch of so many steps."""
-        return Geometry(steps, prod(self.shape[1:]), self.channels)
-
-
-class Cotangents(NamedTuple):
-    """The cotangents of a call, and which gradients are wanted."""
-
-    outputs: Sequence[Optional[Tensor]]
-    #: Of the program's states, and of those that were recorded.
-    final: Tuple[Optional[Tensor], ...]
-    trace: Tuple[Optional[Tensor], ...]
-    #: True if the gradients of the first states are wanted; and flags of parameters that are tensors.
-    state: bool
-    learn: Tuple[bool, ...]
-    #: Flags of the tensors of the call whose gradient is wanted, inputs first.
-    needs: Sequence[bool]
-
-    def needed_inputs(self, count: int, into: int) -> Tuple[bool, ...]:
-        """Of which of so many inputs a kernel finds the gradient: always of that which is added to."""
-        return tuple([wants or k == into for k, wants in enumerate(self.needs[:count])])
-
-
+#: Groups of tensors that have time, and which one the parameters are.
+_TIMED = ("inputs", "outputs", "trace", "grad_outputs", "grad_trace", "grad_inputs")
+_PARAMS = FORWARD_GROUPS.index("params")
+#: What a launch reads or fills at each step: a tensor of all, of one that stands for all, or a tensor for each.
+Column = Union[Tensor, Sequence[Tensor]]
 #: Outputs, final states, recorded states, and what is saved for backward.
 Results = Tuple[List[Tensor], List[Tensor], List[Tensor], List[Tensor]]
-#: Gradients of the inputs, of the first states, and of the parameters that are learnt, in parts; and the sum over the
-#: steps of that of the input which is added to, if a launch gives it.
-Gradients = Tuple[List[Any], Sequence[Tensor], List[Optional[Tensor]], Optional[Tensor]]
+#: Gradients of the drives in one tensor, of every input, of the first states, and of the parameters that are learnt, in
+#: parts; and the sum over the steps of that of the input which is added to, if a launch gives it.
+Gradients = Tuple[Tensor, List[Any], Sequence[Tensor], List[Optional[Tensor]], Optional[Tensor]]
 
 
 def filling(launch: Launch, count: int) -> Launch:
@@ -168,6 +68,7 @@ class FeedbackLaunch:
 
     def __init__(self, backend: KernelBackend, program: Program, spec: Spec) -> None:
         self.kernels = Kernels(backend, program, replace(spec, learn=spec.learnt(program)))
+        self.compute = spec.compute
         #: By what of a call decides its plan, which is quicker to compare than a plan.
         self._launches: Recent[Any, Launch] = Recent(CALLS)
 
@@ -177,35 +78,36 @@ class FeedbackLaunch:
         launch = self._launches.get_or(
             (fed.call, save), lambda: kernels.launch(kernels.forward_plan(fed.call, save), geometry)
         )
-        compute, chunk = kernels.spec.compute, kernels.chunk
+        compute, chunk = self.compute, kernels.chunk
         inputs = [value.contiguous() for value in inputs]
-        x = inputs[fed.feedback.into]
+        (feedback,), ((weight, bias),) = fed.feedbacks, fed.matrices
+        x = inputs[feedback.into]
         outputs = memory.outputs(fed, x, kernels.n_outputs)
         final = [x.new_empty(shape[1:], dtype=compute) for _ in range(kernels.n_final)]
         trace = [x.new_empty(shape, dtype=compute) for _ in fed.call.record]
         to_save = [torch.empty_like(x)] if save else []
-        if save and chunk and not fed.feedback.detach:
+        if save and chunk and not feedback.detach:
             states = saved_states(kernels.program, kernels.spec, fed.call.has_initial_state)
             to_save += [x.new_empty(((shape[0] - 1) // chunk, *shape[1:]), dtype=compute) for _ in states]
-        bias = () if fed.bias is None else (fed.bias.contiguous(),)
-        params = (*fed.params, fed.weight.contiguous(), *bias, *self._lags(fed))
-        state = (*fed.state, fed.first) if fed.call.has_initial_state else ()
+        biases = () if bias is None else (bias.contiguous(),)
+        params = (*fed.params, weight.contiguous(), *biases, *self._lags(fed))
+        state = (*fed.state, *fed.firsts) if fed.call.has_initial_state else ()
         launch(geometry, inputs, state, params, outputs, final, trace, to_save)
         return outputs, final, trace, to_save
 
     def backward(self, fed: FeedbackCall, saved: Sequence[Tensor], cotangents: Cotangents) -> Gradients:
         """All steps, from the last to the first; ``saved`` is what :meth:`forward` saved."""
         (us, *checkpoints), kernels, geometry = saved, self.kernels, self._geometry(fed)
-        into, output = fed.feedback.into, fed.feedback.output
+        output = fed.feedbacks[0].output
         every = (*cotangents.outputs, *cotangents.final, *cotangents.trace)
         present = tuple([grad is not None or k == output for k, grad in enumerate(every)])
-        needs_inputs = cotangents.needed_inputs(kernels.n_inputs, into)
+        needs_inputs = cotangents.needed_inputs(kernels.n_inputs, fed.drives.numbers)
         needs = (*needs_inputs, *[cotangents.state] * len(fed.state), *cotangents.learn)
         launch = self._launches.get_or(
             (fed.call, present, needs),
             lambda: kernels.launch(kernels.backward_plan(fed.call, present, needs), geometry),
         )
-        compute, step, new = kernels.spec.compute, fed.shape[1:], us.new_empty
+        compute, step, new = self.compute, fed.shape[1:], us.new_empty
         grads = [None if grad is None else _steps(grad) for grad in cotangents.outputs]
         if grads[output] is None:
             grads[output] = new(step).zero_().expand(fed.shape)
@@ -220,28 +122,24 @@ class FeedbackLaunch:
             absent = [] if to_state else [None] * kernels.n_states
             filled += [*absent, new((fed.delays.rows, *step), dtype=compute).zero_()]
         sums = launch(
-            geometry, _with(fed.inputs, into, us.contiguous()), fed.state, params, (None, *checkpoints),
+            geometry, fed.with_drives(fed.inputs, us.contiguous()), fed.state, params, (None, *checkpoints),
             [grad for grad in grads if grad is not None], ends, traces,
             [gu for gu in gus if gu is not None], filled,
         )  # fmt: skip
         each = iter(sums if sums is not None else ())
-        return gus, to_state, [next(each) if wants else None for wants in cotangents.learn], next(each, None)
+        sums_of = [next(each) if wants else None for wants in cotangents.learn]
+        return gus[fed.feedbacks[0].into], gus, to_state, sums_of, next(each, None)  # type: ignore[return-value]  # there
 
     def _lags(self, fed: FeedbackCall) -> Tuple[Tensor, ...]:
         """Delays as numbers of arithmetic, and behind them how many steps may still come back."""
         if fed.delays is None:
             return ()
-        return (torch.nn.functional.pad(fed.delays.lags.to(self.kernels.spec.compute), (0, 1), value=fed.delays.rows),)
+        return (torch.nn.functional.pad(fed.delays.lags.to(self.compute), (0, 1), value=fed.delays.rows),)
 
     def _geometry(self, fed: FeedbackCall) -> Geometry:
         # behind the parameters stand up to three tensors
         channels = (*fed.channels, *[(0, 0)] * 3) if fed.channels else ()
         return Geometry(fed.shape[0], prod(fed.shape[1:]), channels)
-
-
-def _with(inputs: Sequence[Tensor], into: int, drive: Tensor) -> List[Tensor]:
-    """Inputs, with the drive in the place of that which is added to."""
-    return [drive if k == into else value for k, value in enumerate(inputs)]
 
 
 def _steps(grad: Tensor) -> Tensor:
@@ -270,94 +168,122 @@ class FeedbackSteps:
 
     def _forward(self, fed: FeedbackCall, call: Call, steps: int) -> Launch:
         kernels = self.kernels(steps)
-        launch = kernels.launch(kernels.forward_plan(call, False), fed.geometry(steps))
+        plan = replace(kernels.forward_plan(call, False), side_by_side=fed.beside)
+        launch = kernels.launch(plan, fed.geometry(steps))
         return filling(launch, 4) if self.backend.owns_outputs else launch
 
     def forward(self, fed: FeedbackCall, inputs: Sequence[Tensor], memory: Memory, save: bool) -> Results:
         """All steps of the inputs."""
-        into, output, x = fed.feedback.into, fed.feedback.output, inputs[fed.feedback.into]
+        x, program = inputs[fed.drives.numbers[0]], self.program
         compute, (steps, *shape) = self.spec.compute, fed.shape
         new = x.new_empty
-        outputs = memory.outputs(fed, x, len(self.program.outputs))
-        us = new(fed.shape if save else [1, *shape])
+        outputs = memory.outputs(fed, x, len(program.outputs))
+        # of a call without gradients one step is kept
+        us = fed.drives.new(x, (steps if save else 1, *shape))
         trace = [new(fed.shape, dtype=compute) for _ in fed.call.record]
         each = chunk_of(steps)
-        count = max(1, steps // each) - 1 if save and not fed.feedback.detach else 0
-        states = range(len(self.program.states))
+        is_constant = all(feedback.detach for feedback in fed.feedbacks)
+        count = max(1, steps // each) - 1 if save and not is_constant else 0
+        states = range(len(program.states))
         checkpoints = [new([count, *shape], dtype=compute) for _ in states] if count else []
-        current: Sequence[Tensor] = fed.state
         # states come and go in turns in two sets of tensors; the first is that of the caller
         spare = [[new(shape, dtype=compute) for _ in states] for _ in range(min(2, steps))]
-        launch, geometry = self._forward(fed, fed.call, 1), fed.geometry(1)
-        product = _Product(fed, self.backend.split if self.program.outputs[output].op == "spike" else None)
-        last = fed.first
+        following = [[spare[t % 2][k] for t in range(steps)] for k in states]
+        for values, saved in zip(following, checkpoints):
+            values[each - 1 : each * count : each] = saved.unbind(0)
+        current = [[first, *values] for first, values in zip(fed.state, following)]
+        counts = (len(fed.inputs), len(states), 0, len(outputs), len(states), len(trace), 0)
+        of_steps = Stepwise(self._forward(fed, fed.call, 1), fed.geometry(1), FORWARD_GROUPS, counts, self.backend)
+        columns = [*fed.with_drives(fed.inputs, us), *current, *outputs, *following, *trace]
+        launch = of_steps(columns, fed.params, steps)
+        of_outputs = {output: fed.rows(outputs[output]) for output in fed.backs}
+        products = [
+            _Product(fed, number, us, of_outputs[feedback.output], self._split(feedback))
+            for number, feedback in enumerate(fed.feedbacks)
+        ]
+        added = [product for product in products if product.is_direct and fed.delays is None]
+        adds, others = [each for product in added for each in product.adds], [p for p in products if p not in added]
+        biases = _biases(fed, products)
+        if save:
+            _fill(us, fed, inputs, biases, slice(None))
         for t in range(steps):
-            u = us[t if save else 0]
-            if fed.delays is not None:
-                last = fed.delays.arriving(memory.history, t, 1)[0]
-            torch.add(x[t], product(last, t > fed.delays.longest if fed.delays else t > 0), out=u)
-            chunk, inside = divmod(t + 1, each)
-            is_checkpoint = checkpoints and not inside and chunk <= count
-            following = [values[chunk - 1] for values in checkpoints] if is_checkpoint else spare[t % 2]
-            last = outputs[output][t]
-            traced, results = [values[t : t + 1] for values in trace], [values[t : t + 1] for values in outputs]
-            drives = _with([value[t : t + 1] for value in fed.inputs], into, u[None])
-            launch(geometry, drives, current, fed.params, results, following, traced, ())
-            current = following
-        return outputs, list(current) if self.final else [], trace, [us, *checkpoints] if save else []
+            if not save:
+                _fill(us, fed, inputs, biases, slice(t, t + 1))
+            for drive, before, weight in adds:
+                drive[t].addmm_(before[t], weight)
+            for product in others:
+                product(t, None if fed.delays is None else fed.delays.arriving(memory.history, t, 1)[0])
+            launch(t)
+        end = [values[-1] for values in current] if self.final else []
+        return outputs, end, trace, [us, *checkpoints] if save else []
+
+    def _split(self, feedback: Feedback) -> Optional[Split]:
+        return self.backend.split if self.program.outputs[feedback.output].op == "spike" else None
 
     def backward(self, fed: FeedbackCall, saved: Sequence[Tensor], cotangents: Cotangents) -> Gradients:
         """All steps, from the last to the first; ``saved`` is what :meth:`forward` saved."""
         compute, (steps, *shape) = self.spec.compute, fed.shape
         us, *checkpoints = saved
-        new, program, into, output = us.new_empty, self.program, fed.feedback.into, fed.feedback.output
+        us, new, program = us.contiguous(), us.new_empty, self.program
         traced = [k for k, grad in enumerate(cotangents.trace) if grad is not None]
         arrived = [name for name, grad in zip(program.states, cotangents.final) if grad is not None]
-        outputs = [grad is not None or k == output for k, grad in enumerate(cotangents.outputs)]
+        outputs = [grad is not None or k in fed.backs for k, grad in enumerate(cotangents.outputs)]
         live = program.reach(outputs, tuple([fed.call.record[k] for k in traced]), arrived).live
         # a state that no cotangent reaches has none, at every step
         present = [*outputs, *[name in live for name in program.states]]
         present += [grad is not None for grad in cotangents.trace]
-        needs_inputs = cotangents.needed_inputs(len(program.inputs), into)
+        needs_inputs = cotangents.needed_inputs(len(program.inputs), fed.drives.numbers)
         plan = self.kernels(1).backward_plan(
             fed.call, present, (*needs_inputs, *[True] * len(program.states), *cotangents.learn)
         )
-        launch = self.kernels(1).launch(plan, fed.geometry(1))
+        plan = replace(plan, side_by_side=fed.beside)
+        n, m, geometry = len(fed.inputs), len(program.states), fed.geometry(1)
+        counts = (n, m, 0, 0, sum(outputs), m if plan.final else 0, len(traced), sum(needs_inputs), m)
+        launch = self.kernels(1).launch(plan, geometry)
         launch = filling(launch, 2) if self.backend.owns_outputs else launch
-        gus, to_out = [new(us.shape) if wants else None for wants in needs_inputs], new([1, *shape])
-        gu: Any = gus[into]
+        of_steps = Stepwise(launch, geometry, BACKWARD_GROUPS, counts, self.backend)
+        gu, numbers = fed.drives.new(us, fed.shape), fed.drives.numbers
+        others = [wants and k not in numbers for k, wants in enumerate(needs_inputs)]
+        gus: List[Any] = [new(fed.shape) if wants else None for wants in others]
         sets = [[new(shape, dtype=compute).zero_() for _ in program.states] for _ in range(2)]
         for first, grad in zip(sets[0], cotangents.final):
             if grad is not None:
                 first.copy_(grad)
         sums: List[Optional[Tensor]] = [None] * len(plan.learn)
-        geometry, back = fed.geometry(1), _Back(fed, to_out)
-        before: List[Sequence[Tensor]] = []
-        start = steps
-        for t in range(steps - 1, -1, -1):
-            if t < start:
-                start, before = self._again(fed, us, checkpoints, t)
-            arriving = [None if g is None else g[t : t + 1] for g in cotangents.outputs]
-            back(t, gu[t + 1] if t + 1 < steps else None, arriving[output])
-            arriving[output] = to_out
-            grads = [g.contiguous() for g in arriving if g is not None]
-            drives = _with([value[t : t + 1] for value in fed.inputs], into, us[t : t + 1])
-            filled = [value[t : t + 1] for value in gus if value is not None]
-            traces = [cotangents.trace[k][t : t + 1].contiguous() for k in traced]  # type: ignore[index]  # these are there
-            final, initial = sets[(steps - 1 - t) % 2], sets[(steps - t) % 2]
-            parts = launch(
-                geometry, drives, before[t - start], fed.params, (), grads,
-                final if plan.final else (), traces, filled, initial,
-            )  # fmt: skip
-            if sums:
-                sums = [part if total is None else total + part for total, part in zip(sums, parts)]
-        each = iter(sums)
-        return gus, sets[steps % 2], [next(each) if wants else None for wants in cotangents.learn], None
+        backs = {k: _Back(fed, k, gu, cotangents.outputs[k]) for k in fed.backs}
+        adds = [each for back in backs.values() if back.is_direct for each in back.adds]
+        indirect = [back for back in backs.values() if not back.is_direct]
+        arriving = [None if grad is None else grad.contiguous() for grad in cotangents.outputs]
+        arriving = replaced(arriving, fed.backs, [back.total for back in backs.values()])
+        traces = [grad.contiguous() for grad in cotangents.trace if grad is not None]
+        ends, starts = [[sets[(steps - t - k) % 2] for t in range(steps)] for k in (1, 0)]
+        read, written = fed.with_drives(fed.inputs, us), fed.with_drives(gus, gu)
+        stop = steps
+        while stop:
+            start, before = self._again(fed, us, checkpoints, stop - 1)
+            chunk = slice(start, stop)
+            columns = [value[chunk] for value in read]
+            columns += [*before, *[grad[chunk] for grad in arriving if grad is not None]]
+            columns += zip(*ends[chunk]) if plan.final else ()
+            columns += [value[chunk] for value in (*traces, *written) if value is not None]
+            launch = of_steps([*columns, *zip(*starts[chunk])], fed.params, stop - start)
+            for t in range(stop - 1, start - 1, -1):
+                for sums_of, drive, weight in adds if t + 1 < steps else ():
+                    sums_of[t].addmm_(drive[t + 1], weight)
+                for back in indirect:
+                    back(t)
+                parts = launch(t - start)
+                if sums:
+                    sums = [part if total is None else total + part for total, part in zip(sums, parts or ())]
+            stop = start
+        total = iter(sums)
+        to_inputs = replaced(gus, numbers, fed.drives.parts(gu))
+        return gu, to_inputs, sets[steps % 2], [next(total) if wants else None for wants in cotangents.learn], None
 
     def _again(
         self, fed: FeedbackCall, us: Tensor, checkpoints: Sequence[Tensor], t: int
     ) -> Tuple[int, List[Sequence[Tensor]]]:
-        """The first step of the chunk that step ``t`` ends, and the states before each of its steps."""
+        """The first step of the chunk that step ``t`` ends, and of each state the values before its steps."""
         shape = fed.shape[1:]
         each = chunk_of(fed.shape[0])
         # the last chunk has what the others leave over, so that none is short
@@ -366,15 +292,15 @@ class FeedbackSteps:
         first = [values[chunk - 1] for values in checkpoints] if chunk else fed.state
         steps = t - start
         if not steps:
-            return start, [first]
+            return start, [[value] for value in first]
         names, compute = self.program.states, self.spec.compute
         trace = [new([steps, *shape], dtype=compute) for _ in names]
         final = [new(shape, dtype=compute) for _ in names]
         launch = self._forward(fed, Call(names, True), steps)
         outputs = [new([steps, *shape]) for _ in self.program.outputs]
-        drives = _with([value[start:t] for value in fed.inputs], fed.feedback.into, us[start:t])
+        drives = [value[start:t] for value in fed.with_drives(fed.inputs, us)]
         launch(fed.geometry(steps), drives, first, fed.params, outputs, final, trace, ())
-        return start, [first, *[[values[k] for values in trace] for k in range(steps)]]
+        return start, [[value, *values.unbind(0)] for value, values in zip(first, trace)]
 
 
 def chunk_of(steps: int) -> int:
@@ -384,68 +310,134 @@ def chunk_of(steps: int) -> int:
     return max(MAX_STATIC_STEPS + 2, isqrt(steps))
 
 
+class Stepwise:
+    """A launch of one step for many of them, bound where the backend can prepare it (:func:`dense_of`)."""
+
+    def __init__(
+        self, launch: Launch, geometry: Geometry, names: Sequence[str], counts: Sequence[int], backend: KernelBackend
+    ) -> None:
+        self.launch, self.geometry = launch, geometry
+        self.timed = [name in _TIMED for name in names]
+        self.ends = [(sum(counts[:k]), sum(counts[: k + 1])) for k in range(len(counts))]
+        self.dense = dense_of(launch, geometry, counts, backend.owns_outputs)
+
+    def __call__(self, columns: Sequence[Column], params: Sequence[Any], steps: int) -> Callable[[int], Any]:
+        """The launch of each step by its number. ``columns``: so many of each group, ``[*N]`` at each step."""
+        bind = getattr(self.dense, "steps", None)
+        if bind is not None:
+            return bind(columns, params, steps)  # type: ignore[no-any-return]  # the launch
+        each = [tuple(column.unbind(0) if isinstance(column, Tensor) else column) for column in columns]
+        rows = [*zip(*[values if len(values) == steps else values * steps for values in each])]
+        dense = self.dense
+
+        def launch(step: int) -> Any:
+            sums = None if dense is None else dense(rows[step], params)
+            return self._grouped(rows[step], params) if sums is None else sums
+
+        return launch
+
+    def _grouped(self, tensors: Sequence[Tensor], params: Sequence[Any]) -> Any:
+        groups: List[Any] = [tensors[start:end] for start, end in self.ends]
+        groups = [[value[None] for value in group] if time else group for group, time in zip(groups, self.timed)]
+        groups[_PARAMS] = params
+        return self.launch(self.geometry, *groups)
+
+
+def _biases(fed: FeedbackCall, products: Sequence[_Product]) -> Dict[int, Tensor]:
+    """The sum of the biases of each drive, of products that leave them out."""
+    biases: Dict[int, Tensor] = {}
+    for feedback, (_, bias), product in zip(fed.feedbacks, fed.matrices, products):
+        if bias is not None and product.is_direct:
+            for number, part in zip(feedback.inputs, bias.split(fed.shape[-1])):
+                biases[number] = biases[number] + part if number in biases else part
+    return biases
+
+
+def _fill(us: Tensor, fed: FeedbackCall, inputs: Sequence[Tensor], biases: Dict[int, Tensor], steps: slice) -> None:
+    """Put inputs and biases of some steps into the drives."""
+    if fed.packed is not None:
+        # not in parts, which takes longer
+        x, none = fed.packed[steps], us.new_zeros(fed.shape[-1])
+        each = [biases.get(number, none) for number in fed.drives.numbers]
+        torch.add(x, torch.cat(each), out=us) if biases else us.copy_(x)
+        return
+    for u, number in zip(fed.drives.parts(us), fed.drives.numbers):
+        if number in biases:
+            torch.add(inputs[number][steps], biases[number], out=u)
+        else:
+            u.copy_(inputs[number][steps])
+
+
 class _Product:
-    """Feedback from one step to the next: ``y @ W.T + b``, with the bits of ``torch.nn.functional.linear``; where
-    spikes are multiplied as exact parts, with its accuracy (:class:`SpikesTimes`). ``split``: of a backend, where these
-    are spikes.
+    """Feedback from one step to the next: ``y @ W.T``, added to drives that have the bias. Where the product has
+    another dtype it is that of ``torch.nn.functional.linear``; where spikes are multiplied as exact parts, it has the
+    accuracy of that (:class:`SpikesTimes`). ``split``: of a backend, where these are spikes.
     """
 
-    def __init__(self, fed: FeedbackCall, split: Optional[Split]) -> None:
-        self.quick: Optional[SpikesTimes] = None
-        batch = fed.first.shape[:-1].numel()
-        if split is not None and fed.first.dtype == fed.weight.dtype and is_quicker(fed.weight, batch, fed.shape[0]):
-            self.quick = SpikesTimes(fed.weight, fed.bias, batch, split)
-        self.weight, self.bias = fed.weight.t(), fed.bias
-        self.shape, self.rows = fed.shape[1:], (-1, fed.shape[-1])
-        like = torch.empty(self.shape, dtype=fed.weight.dtype, device=fed.weight.device)
-        self.out = like.view(self.rows)
+    def __init__(
+        self,
+        fed: FeedbackCall,
+        number: int,
+        us: Tensor,
+        out: Sequence[Tensor],
+        split: Optional[Split],
+    ) -> None:
+        (weight, bias), feedback = fed.matrices[number], fed.feedbacks[number]
+        width, first = fed.shape[-1], fed.firsts[fed.backs.index(feedback.output)]
+        self.rows, self.dtype, self.quick = (-1, width), weight.dtype, None
+        batch = first.shape[:-1].numel()
+        self.inside = 1 if fed.delays is None else fed.delays.rows
+        if split is not None and first.dtype == weight.dtype and is_quicker(weight, batch, fed.shape[0]):
+            self.quick = SpikesTimes(weight, bias, batch, split)
+        self.is_direct = self.quick is None and first.dtype == weight.dtype
+        before = [first.view(self.rows), *out]
+        #: For each drive its rows at each step, the output of the step before, and its rows of the weight.
+        self.adds = [(fed.rows(drive), before, part.t()) for drive, part in fed.pairs(number, us)]
+        self.weight, self.bias = weight.t(), bias
 
-    def __call__(self, last: Tensor, inside: bool) -> Tensor:
-        """For an output of this call, or one before it, which may be no spike."""
-        rows = last.view(self.rows).to(self.weight.dtype)
-        if self.quick is not None and inside:
-            return self.quick(rows).view(self.shape)
-        if self.bias is None:
-            torch.mm(rows, self.weight, out=self.out)
+    def __call__(self, step: int, late: Optional[Tensor]) -> None:
+        """Add what comes back at a step. ``late``: with delays, the outputs that do."""
+        drives, before, _ = self.adds[0]
+        rows = before[step] if late is None else late.view(self.rows)
+        if self.is_direct:
+            drives[step].addmm_(rows, self.weight)
+            return
+        rows = rows.to(self.dtype)
+        # an output before this call may be no spike
+        if self.quick is not None and step >= self.inside:
+            product = self.quick(rows)
         else:
-            torch.addmm(self.bias, rows, self.weight, out=self.out)
-        return self.out.view(self.shape)
+            product = rows @ self.weight if self.bias is None else torch.addmm(self.bias, rows, self.weight)
+        for (drives, *_), part in zip(self.adds, product.chunk(len(self.adds), 1)):
+            drives[step].add_(part)
 
 
 class _Back:
-    """The cotangent of an output: what arrives, and what comes back from the next step."""
+    """The cotangents of an output: what arrives, and added to it what comes back from the next step."""
 
-    def __init__(self, fed: FeedbackCall, out: Tensor) -> None:
-        self.weight, self.rows, self.out = fed.weight, (-1, fed.shape[-1]), out
+    def __init__(
+        self,
+        fed: FeedbackCall,
+        output: int,
+        gu: Tensor,
+        arriving: Optional[Tensor],
+    ) -> None:
+        self.total = gu.new_zeros(fed.shape) if arriving is None else gu.new_empty(fed.shape).copy_(arriving)
+        self.steps, self.delays = fed.shape[0], fed.delays
+        sent, self.rows = fed.sent(output, gu), fed.rows(self.total)
+        self.is_direct = fed.delays is None and all(rows.dtype == gu.dtype for _, rows in sent)
+        #: For each drive the sums of each step, its own cotangents, and its rows of a weight.
+        self.adds = [(self.rows, fed.rows(drive), rows) for drive, rows in sent]
         #: With delays, what comes from each step, for earlier outputs.
-        self.delays, self.later = fed.delays, None
-        if fed.delays is not None:
-            self.later = out.new_zeros((fed.shape[0] + fed.delays.rows, *fed.shape[1:]))
+        self.later = None if fed.delays is None else gu.new_zeros((self.steps + fed.delays.rows, *fed.shape[1:]))
 
-    def __call__(self, step: int, following: Optional[Tensor], arriving: Optional[Tensor]) -> None:
-        if self.delays is not None and self.later is not None:
-            if following is not None:
-                self.later[step + 1] = _through(following, self.weight)
-            sent = self.delays.sent(self.later, step)
-            self.out.copy_(sent[None] if arriving is None else sent + arriving)
-            return
-        if following is None:
-            if arriving is None:
-                self.out.zero_()
+    def __call__(self, step: int) -> None:
+        """Add what comes back to the output of a step, where that is more than a product."""
+        for total, drive, weight in self.adds if step + 1 < self.steps else ():
+            came = through(drive[step + 1], weight)
+            if self.later is None:
+                total[step].add_(came)
             else:
-                self.out.copy_(arriving)
-            return
-        rows, out = following.view(self.rows), self.out.view(self.rows)
-        if self.weight.dtype != out.dtype:
-            out.copy_(rows.to(self.weight.dtype) @ self.weight)
-            if arriving is not None:
-                self.out += arriving
-        elif arriving is None:
-            torch.mm(rows, self.weight, out=out)
-        else:
-            torch.addmm(arriving.reshape(self.rows), rows, self.weight, out=out)
-
-
-def _through(step: Tensor, weight: Tensor) -> Tensor:
-    """The cotangent of an output from that of the next input."""
-    return (step.to(weight.dtype) @ weight).to(step.dtype)
+                self.later[step + 1] = came.view_as(self.later[0])
+        if self.delays is not None and self.later is not None:
+            self.total[step] += self.delays.sent(self.later, step)

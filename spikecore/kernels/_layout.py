@@ -301,22 +301,22 @@ def _is_dense(shape: Sequence[int], order: Sequence[int], strides: Sequence[int]
     return True
 
 
-def fits_param(kind: str, value: Tensor, layout: Layout) -> bool:
+def fits_param(kind: str, value: Tensor, view: Sequence[int], layout: Layout) -> bool:
     """True if a kernel reads a parameter in place: see :func:`fitted_param`."""
     if kind == "channel":
         return value.ndim == 1 and value.is_contiguous()
-    return kind != "full" or (value.shape == layout.shape and layout.holds(value))
+    return kind != "full" or (tuple(view) == layout.shape and layout.holds(value.view(view)))
 
 
 def fitted_param(kind: str, value: Tensor, view: Sequence[int], layout: Layout) -> Tensor:
     """A parameter where a kernel reads it; ``view`` is its shape over the neurons of one time step."""
-    if fits_param(kind, value, layout):
+    if fits_param(kind, value, view, layout):
         return value
     if kind == "channel":
         # a kernel finds a neuron's channel by division, so the channels must be dense
         return value.reshape(-1).contiguous()
     # one of shape [1, C, H, W] is the same for a whole batch, but a kernel reads a number per neuron
-    return layout.fit(value.view(view).expand(layout.shape) if value.shape != layout.shape else value)
+    return layout.fit(value.view(view).expand(layout.shape))
 
 
 def gradient(

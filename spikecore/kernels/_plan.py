@@ -51,6 +51,12 @@ class Geometry(NamedTuple):
     #: The neurons of a row, and the dimension of a tensor of all steps whose stride goes from row to row: for backends
     #: with ``rows``. (0, 0) for tensors that are dense in each step.
     rows: Tuple[int, int] = (0, 0)
+    #: The numbers of inputs whose kind is "period": neuron ``i`` reads number ``i % period``. Where inputs lie side by
+    #: side, the neurons of a row of one. 0 where there are none.
+    period: int = 0
+    #: For each input that broadcasts how many numbers of a step differ, of which ``period`` is a multiple; 0 for
+    #: others. Empty where none broadcasts.
+    periods: Tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -85,6 +91,11 @@ class ForwardPlan(_Plan):
     final: whether the final state is written.
     checkpoints: whether states are written before every chunk of steps but the first, for backward.
     geometry: the sizes of every call of this kernel, if they are fixed.
+    broadcast: for each input "" where it has a number for each neuron, "period" where it has one for each of the first
+        ``geometry.period`` neurons, which the next ones read again, "step" where it has one number a step; empty where
+        none broadcasts.
+    side_by_side: the k inputs that lie beside one another in tensors of rows ``[T, rows, k * geometry.period]``, and
+        whose gradients do: each is a part of these columns. Empty where every tensor is dense.
     """
 
     record: Tuple[str, ...] = ()
@@ -92,6 +103,8 @@ class ForwardPlan(_Plan):
     final: bool = False
     checkpoints: bool = False
     geometry: Optional[Geometry] = None
+    broadcast: Tuple[str, ...] = ()
+    side_by_side: Tuple[int, ...] = ()
 
     @property
     def roots(self) -> Tuple[Node, ...]:
@@ -152,7 +165,8 @@ class BackwardPlan(_Plan):
     inputs: for each input, whether its gradient is written.
     state: whether the gradient of the initial state is written.
     learn: names of the parameters whose gradient is written.
-    geometry: as in :class:`ForwardPlan`.
+    geometry, broadcast, side_by_side: as in :class:`ForwardPlan`.
+    summed: the inputs whose gradient the launch sums over the neurons that read one number.
     """
 
     has_initial_state: bool
@@ -163,6 +177,9 @@ class BackwardPlan(_Plan):
     state: bool
     learn: Tuple[str, ...]
     geometry: Optional[Geometry] = None
+    broadcast: Tuple[str, ...] = ()
+    summed: Tuple[int, ...] = ()
+    side_by_side: Tuple[int, ...] = ()
 
     @property
     def arriving(self) -> Tuple[int, ...]:
@@ -171,13 +188,19 @@ class BackwardPlan(_Plan):
 
     @property
     def wanted(self) -> Tuple[int, ...]:
-        """Which inputs get a gradient: their numbers, in the order of the tensors ``grad_inputs``."""
+        """Numbers of the inputs that get a gradient."""
         return tuple(index for index, wants in enumerate(self.inputs) if wants)
+
+    @property
+    def written(self) -> Tuple[int, ...]:
+        """Those of :attr:`wanted` with a number for each neuron, in the order of the tensors ``grad_inputs``."""
+        return tuple(index for index in self.wanted if index not in self.summed)
 
     @property
     def forward(self) -> ForwardPlan:
         """The forward pass that this one differentiates, of which it may recompute steps."""
-        return ForwardPlan(self.program, self.spec, has_initial_state=self.has_initial_state)
+        kinds: Any = {"broadcast": self.broadcast, "side_by_side": self.side_by_side}
+        return ForwardPlan(self.program, self.spec, has_initial_state=self.has_initial_state, **kinds)
 
     def backward_step(
         self,

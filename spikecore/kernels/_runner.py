@@ -16,6 +16,7 @@ from spikecore.backend import ParamValue, Spec, Tensors, Unsupported
 from spikecore.context import COMPILED, EAGER, PLAIN, TRANSFORMED, dispatch_modes, is_compiling, world
 from spikecore.kernels._autograd import KernelCall, apply, key_of, register, run_op, statistics_op
 from spikecore.kernels._batch_norm import Moments, NormalisingKernels
+from spikecore.kernels._broadcast import whole_shape
 from spikecore.kernels._call import Call, CallPlan, Kernels
 from spikecore.kernels._layout import Moved, has_memory
 from spikecore.lang import Program
@@ -44,6 +45,8 @@ class KernelRunner:
         self.kernels = (NormalisingKernels if program.normalised else Kernels)(backend, program, spec)
         self.key = key_of(self.kernels)
         register()
+        #: True for calls whose inputs may broadcast. One that is only added to an output is a cotangent's in backward.
+        self.broadcasts = not (program.normalised or self.kernels.added or spec.feedback)
         #: True if the initial state depends on a learnt parameter, so that autograd must see how.
         self.learnt_initial = any(node.attr in spec.learn for node in parameters(program.initial))
         #: The key where a call at rest whose parameters are numbers is one op with one result, else "".
@@ -135,7 +138,8 @@ class KernelRunner:
         # a kernel that starts at rest gives no gradient of what it starts from, so autograd computes the start
         if state is None and self.learnt_initial:
             over = [p.view(view) if isinstance(p, Tensor) and view is not None else p for p, view in zip(params, views)]
-            state = self._at_rest(inputs[0].device, inputs[0].shape[0 if call.single else 1 :], over or params)
+            shape = whole_shape(inputs)
+            state = self._at_rest(inputs[0].device, shape[0 if call.single else 1 :], over or params)
         if state is not None:
             call = Call(call.record, True, call.single)
         tensors: Any = inputs if state is None else (*inputs, *state)
@@ -159,11 +163,13 @@ class KernelRunner:
 
     def _by_op(self, call: Call, tensors: Tensors, params: Sequence[ParamValue]) -> Sequence[Tensor]:
         numbers = [value for value, kind in zip(params, self.spec.params) if kind == "number"]
-        moving = self.kernels.n_moving(call)
+        moving, n = self.kernels.n_moving(call), self.kernels.n_inputs
+        if any(x.shape != tensors[0].shape for x in tensors[1:n]):
+            tensors = (*torch.broadcast_tensors(*tensors[:n]), *tensors[n:])
         tensors = (*tensors[:moving], *[value.to(self.spec.compute) for value in tensors[moving:]])
         if not call.single:
             return run_op(self.key, call, numbers, tensors)
-        n, m = self.kernels.n_inputs, self.kernels.n_outputs
+        m = self.kernels.n_outputs
         timed = [*[x.unsqueeze(0) for x in tensors[:n]], *tensors[n:]]
         results = run_op(self.key, Call(call.record, call.has_initial_state), numbers, timed)
         return [*[out.squeeze(0) for out in results[:m]], *results[m:]]

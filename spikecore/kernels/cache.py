@@ -107,8 +107,7 @@ def read(kind: str, name: str) -> Optional[bytes]:
         content = whole[len(start) + _DIGEST :]
         if whole == start + _digest(entry, content) + content:
             with _Contained(f"{path} is used, which cannot be noted"):
-                # the time of access is set, since most file systems do not keep it
-                os.utime(path, ns=(time.time_ns(), os.stat(path).st_mtime_ns))
+                os.utime(path)  # trim() goes by this time, which no other program's reading changes
             return content
         _log.debug("kernel %s is not read: its content is not what was written under this name", entry)
     return None
@@ -159,7 +158,7 @@ def clear() -> Tuple[int, int]:
 def trim() -> None:
     """Delete leftovers of killed processes, and the least recently used entries above the size limit."""
     time_now, left = time.time(), _limit()
-    for path, stats in sorted(_files(), key=lambda file: file[1].st_atime, reverse=True):
+    for path, stats in sorted(_files(), key=lambda file: file[1].st_mtime, reverse=True):
         if path.name.startswith(WRITING):
             if time_now - stats.st_mtime > _LEFT:
                 _removed(path)

@@ -342,6 +342,10 @@ class KernelWriter:
         """The group and the number of a parameter."""
         return "params", self.program.params.index(str(leaf.attr))
 
+    def input_kind(self, index: int) -> str:
+        """Kind of an input, as of ``plan.broadcast``."""
+        return self.plan.broadcast[index] if self.plan.broadcast else ""
+
     def channel(self, leaf: Node) -> Tuple[str, str, str]:
         """The arguments of a channel parameter: its tensor, neurons between neighbouring channels, channels."""
         # all channel parameters of a call lie along one dimension: with one pair of arguments for all, the channel of a

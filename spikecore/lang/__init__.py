@@ -1,15 +1,17 @@
 """The expression language: values that record, programs, their adjoints, and their text."""
 
 from spikecore.lang import ops as ops  # declares the operations, which the others read
-from spikecore.lang._expr import Expr, TraceError
+from spikecore.lang._expr import FROM_TORCH, Expr, TraceError
 from spikecore.lang._graph import topological
 from spikecore.lang._numbers import Numbers
-from spikecore.lang._program import Adjoint, Program
+from spikecore.lang._program import Adjoint, Program, differentiable_leaves
 from spikecore.lang._trace import trace
 from spikecore.lang.eager import apply as _apply  # noqa: F401  # answers what is called in ops
 from spikecore.lang.node import Node, SpikeRule, loop_invariant
+from spikecore.lang.vectors import Vector, vector
 
 __all__ = [
+    "FROM_TORCH",
     "Adjoint",
     "Expr",
     "Node",
@@ -17,7 +19,10 @@ __all__ = [
     "Program",
     "SpikeRule",
     "TraceError",
+    "Vector",
+    "differentiable_leaves",
     "loop_invariant",
     "topological",
     "trace",
+    "vector",
 ]

@@ -9,18 +9,24 @@ from __future__ import annotations
 import operator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from inspect import signature
 from numbers import Real
-from typing import Any, Callable, Dict, Iterator, NoReturn, Optional, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, NamedTuple, NoReturn, Optional, Tuple, Union
 
 import torch
 
-from spikecore.lang._numbers import numerator_of, parameter_of
 from spikecore.lang.node import ARITY, CHOICE, LOGIC, Attribute, Node, const
-from spikecore.lang.operations import OPERATION, ROWS
+from spikecore.lang.operations import COMPOSED, OPERATION, ROWS
 
 
 class TraceError(TypeError):
     """A definition uses something the language does not have, or misses something it needs."""
+
+
+class Elements:
+    """Base of a traced vector (:mod:`spikecore.lang.vectors`), which records beside a traced value."""
+
+    __slots__ = ()
 
 
 #: torch's name -> the formula that ``torch.<name>(...)`` on traced values records, and what to write in its place.
@@ -32,7 +38,10 @@ _FORMULAS: Dict[str, Tuple[Callable[..., Any], str]] = {
     **dict.fromkeys(("neg", "negative"), (operator.neg, "-x")),
     "square": (lambda a: a * a, "x * x"),
     "reciprocal": (lambda a: 1.0 / a, "1.0 / x"),
-    "relu": (lambda a: torch.where(a <= 0.0, 0.0, a), "sc.ops.relu(x)"),
+    **{
+        name: (formula, f"sc.ops.{name}({', '.join(signature(formula).parameters)})")
+        for name, formula in COMPOSED.items()
+    },
     **{row.name: (getattr(operator, row.name), row.c[1].format("x", "y")) for row in ROWS if row.kind == "comparison"},
     "logical_and": (operator.and_, "x & y"),
     "logical_or": (operator.or_, "x | y"),
@@ -46,7 +55,6 @@ FROM_TORCH: Dict[str, Union[str, Callable[..., Any]]] = {
 #: Replacements of tensors' methods, for messages.
 INSTEAD = {
     **{name: text for name, (_, text) in _FORMULAS.items()},
-    "rsqrt": "1.0 / sc.ops.sqrt(x)",
     "clamp_min": "sc.ops.maximum(x, low)",
     "clamp_max": "sc.ops.minimum(x, high)",
 }
@@ -60,23 +68,41 @@ FROM_NUMPY = {
     **{row.numpy: row.name for row in ROWS if row.numpy and row.arity == 2 and row.kind != "logic"},
 }
 
-#: The definition that is being traced, as ``LIF.dynamics``.
-_definition: ContextVar[str] = ContextVar("spikecore_definition", default="")
+
+class Definition(NamedTuple):
+    """The definition that is being traced."""
+
+    #: Its name, as ``LIF.dynamics``, for errors; "" where none is traced.
+    name: str = ""
+    #: The :class:`~spikecore.lang._numbers.Numbers` of surrogates, which become parameters; None: they are constants.
+    numbers: Any = None
+    #: True if an operation that its code puts under ``torch.no_grad()`` is an error: a program would have its gradient
+    #: all the same.
+    refuses_no_grad: bool = False
+    #: The values that it names; None where names mean nothing.
+    named: Optional[Dict[str, Node]] = None
+
+
+_NONE = Definition()
+_definition: ContextVar[Definition] = ContextVar("spikecore_definition", default=_NONE)
+#: The definition that is being traced in this thread.
+definition = _definition.get
 
 
 @contextmanager
-def defining(name: str) -> Iterator[None]:
-    """In the block errors name this definition."""
-    token = _definition.set(name)
+def defining(of: Definition) -> Iterator[None]:
+    """In the block this definition is traced, and gradients are enabled."""
+    token = _definition.set(of)
     try:
-        yield
+        with torch.enable_grad():
+            yield
     finally:
         _definition.reset(token)
 
 
 def here() -> str:
     """`` in LIF.dynamics``: the definition that is being traced, or nothing if none is."""
-    name = _definition.get()
+    name = definition().name
     return f" in {name}" if name else ""
 
 
@@ -87,26 +113,9 @@ COMPARISON_AS_NUMBER = (
 )
 
 
-#: True if an operation under ``torch.no_grad()`` is an error.
-_refuses: ContextVar[bool] = ContextVar("spikecore_refuses_no_grad", default=False)
-
-
-@contextmanager
-def refusing_no_grad(refuses: bool = True) -> Iterator[None]:
-    """In the block gradients are enabled, and an operation that the block's code puts under ``torch.no_grad()`` is an
-    error: a program would have its gradient all the same.
-    """
-    token = _refuses.set(refuses)
-    try:
-        with torch.enable_grad():
-            yield
-    finally:
-        _refuses.reset(token)
-
-
 def make(op: str, *args: Node, attr: Attribute = None) -> Node:
     """A node of an operation; raises :class:`TraceError` where a truth value stands for a number, or the reverse."""
-    if not torch.is_grad_enabled() and _refuses.get():
+    if not torch.is_grad_enabled() and definition().refuses_no_grad:
         raise TraceError(
             f"torch.no_grad() in a definition is not part of the language{here()}; write sc.ops.detach(value) for a "
             "value that carries no gradient"
@@ -128,7 +137,11 @@ def lift(value: Any, role: str = "value") -> Node:
     if isinstance(value, Expr):
         return value.node
     if type(value) is not bool and isinstance(value, Real):
-        return parameter_of(value) or const(float(value))
+        return const(float(value))
+    if isinstance(value, Elements):
+        raise TraceError(
+            f"{value!r} stands for one number as {role}{here()}; write sc.ops.sum(vector), or take one, as in vector[0]"
+        )
     kind = type(value).__name__
     way_out = (
         "declare it as a parameter of the neuron"
@@ -139,11 +152,12 @@ def lift(value: Any, role: str = "value") -> Node:
 
 
 def _binary(op: str, swap: bool = False) -> Callable[[Expr, Any], Expr]:
-    def method(self: Expr, other: Any, *modulo: Any) -> Expr:
+    def method(self: Expr, other: Any, *modulo: Any) -> Any:
+        if isinstance(other, Elements):
+            return NotImplemented
         if modulo:
             raise TraceError(f"pow with a modulus is not part of the language{here()}; write sc.ops.power(x, exponent)")
-        known = numerator_of(other) if op == "div" and swap else None
-        left, right = self.node, known or lift(other, f"operand of {op}")
+        left, right = self.node, lift(other, f"operand of {op}")
         return Expr(make(op, right, left) if swap else make(op, left, right))
 
     return method
@@ -191,6 +205,7 @@ class Expr:
     __sub__, __rsub__ = _binary("sub"), _binary("sub", swap=True)
     __mul__, __rmul__ = _binary("mul"), _binary("mul", swap=True)
     __truediv__, __rtruediv__ = _binary("div"), _binary("div", swap=True)
+    __mod__, __rmod__ = _binary("remainder"), _binary("remainder", swap=True)
     __pow__, __rpow__ = _binary("power"), _binary("power", swap=True)
     __ge__, __gt__, __le__, __lt__ = _binary("ge"), _binary("gt"), _binary("le"), _binary("lt")
     __eq__, __ne__ = _binary("eq"), _binary("ne")  # type: ignore[assignment]  # comparisons are values here
@@ -232,7 +247,6 @@ class Expr:
     )
     __call__ = _refuse("calling a traced value", "it is a number per neuron and no function; is an operator missing?")
     __divmod__ = __rdivmod__ = _refuse("divmod", "write q = sc.ops.floor(a / b) and a - b * q")
-    __mod__ = __rmod__ = _refuse("the operator %", _SEE_OPS)
     __floordiv__ = __rfloordiv__ = _refuse("the operator //", "write sc.ops.floor(a / b)")
     __matmul__ = __rmatmul__ = _refuse("the operator @", "put a layer before the neuron")
     __xor__ = __rxor__ = _refuse("the operator ^", "write (a & ~b) | (~a & b)")
@@ -255,6 +269,8 @@ class Expr:
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
         # NumPy takes over when its scalar stands on the left, as in np.sqrt(2.0) * x
+        if any(isinstance(value, Elements) for value in inputs):
+            return NotImplemented
         name = FROM_NUMPY.get(ufunc.__name__)
         if name is None or method != "__call__" or kwargs:
             raise TraceError(f"numpy.{ufunc.__name__} is not part of the language{here()}; {_instead(ufunc.__name__)}")
@@ -263,14 +279,16 @@ class Expr:
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(isinstance(arg, Elements) for arg in args):
+            return NotImplemented
         name = getattr(func, "__name__", str(func))
         for arg in args:
             if not isinstance(arg, Expr) and hasattr(arg, "__torch_function__"):
                 lift(arg, f"argument of torch.{name}")
         # __add__ means add; add_ is in-place in torch, and is not looked up as add
         recorded = FROM_TORCH.get(name[2:-2] if name.startswith("__") else name)
-        if kwargs and name == "relu" and not kwargs.get("inplace", True):
-            kwargs = None  # torch.nn.functional.relu says what it does not do
+        if kwargs and name in ("relu", "silu") and not kwargs.get("inplace", True):
+            kwargs = None  # torch.nn.functional.relu and silu say what they do not do
         if recorded is None or kwargs:
             extra = f" with {', '.join(kwargs)}" if kwargs else ""
             bounds = {"min": "clamp_min", "max": "clamp_max"} if name in ("clamp", "clip") and len(args) == 1 else {}
@@ -279,6 +297,20 @@ class Expr:
         if isinstance(recorded, str):
             return record(recorded, *args, *OPERATION[recorded].defaults[len(args) - 1 :])
         return recorded(*args)
+
+
+def name_value(name: str, value: Any) -> Any:
+    """The same value, whose name is noted in the definition that is being traced."""
+    if not isinstance(name, str) or not name.isidentifier():
+        raise TraceError(f"sc.ops.named got the name {name!r}{here()}; give a name that Python takes, such as 'h'")
+    named = definition().named
+    if named is not None:
+        node = lift(value, f"value of sc.ops.named({name!r}, ...)")
+        if node.is_bool:
+            raise TraceError(f"sc.ops.named({name!r}, ...) got a comparison{here()}; {COMPARISON_AS_NUMBER}")
+        if named.setdefault(name, node) != node:
+            raise TraceError(f"sc.ops.named({name!r}, ...) has two values{here()}; give each a name of its own")
+    return value
 
 
 def record(op: str, *args: Any) -> Expr:

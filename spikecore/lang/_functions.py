@@ -8,6 +8,8 @@ What torch's own functions leave open, or round in another way, is settled here:
   the place of a number in a vector.
 - The derivative of ``floor``, ``round`` and ``sign`` is 0 and ends a path, as ``detach`` does. Torch goes on with a
   cotangent of 0, which an infinite derivative further down makes NaN.
+- The derivative of ``remainder`` by the divisor is a difference divided, since the floor of a rounded quotient may
+  be another whole number.
 - ``softplus`` has no threshold above which it is its argument; torch's has one, 20, where float64 is not done.
 - ``sqrt`` is rounded correctly, whatever torch's own does on a device.
 
@@ -259,6 +261,21 @@ def _parts_of_maximum(tensors: Sequence[Tensor], tangents: Sequence[Optional[Ten
     return _halved_at_a_tie(a, b, (a < b, a > b), tangents)
 
 
+def remainder(x: Tensor, divisor: Tensor) -> Tensor:
+    """``x - divisor * floor(x / divisor)``."""
+    return _computed(_REMAINDER, _wrapped, x, divisor)
+
+
+def _wrapped(x: Tensor, divisor: Tensor) -> Tensor:
+    return torch.remainder(x, divisor)
+
+
+def _parts_of_remainder(tensors: Sequence[Tensor], tangents: Sequence[Optional[Tensor]]) -> Sequence[Optional[Tensor]]:
+    (x, divisor), (to_x, to_divisor) = tensors, tangents
+    times = torch.round((x - torch.remainder(x, divisor)) / divisor)
+    return to_x, None if to_divisor is None else -to_divisor * times
+
+
 def _halved_at_a_tie(
     a: Tensor, b: Tensor, cuts: Sequence[Tensor], tangents: Sequence[Optional[Tensor]]
 ) -> Sequence[Optional[Tensor]]:
@@ -382,4 +399,5 @@ def _remainder(x: Tensor, y: Tensor, split: float) -> Tensor:
 _SELECT = _forms("Select", choice, _chosen, _parts_of_select)
 _MINIMUM = _forms("Minimum", _smaller, _smaller, _parts_of_minimum)
 _MAXIMUM = _forms("Maximum", _larger, _larger, _parts_of_maximum)
+_REMAINDER = _forms("Remainder", _wrapped, _wrapped, _parts_of_remainder)
 _CLAMP = _forms("Clamp", _clamped, _clamped, _parts_of_clamp)

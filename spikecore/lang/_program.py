@@ -49,8 +49,6 @@ if TYPE_CHECKING:
 Contributions = Sequence[Optional[Expr]]
 #: Operations on numbers through which no gradient flows.
 FLAT = frozenset(row.name for row in ROWS if row.kind == "number" and row.gradient is None) - {"spike", "select"}
-#: Operations whose derivative can be infinite, or not a number, at finite arguments of moderate size.
-UNBOUNDED = frozenset(row.name for row in ROWS if row.unbounded)
 
 
 def _contributions(node: Node, g: Expr) -> Contributions:
@@ -164,6 +162,7 @@ class Program:
         weight and bias (:func:`normalised`). The derivative of such an input is the total one, through mean and rstd as
         well, and these are never learnt; empty for all other programs.
     whole: the inputs that hold whole numbers, as spikes, and which: autograd may keep them in fewer bits.
+    named: values of a step by name, which a call may record (:class:`spikecore.lang.transform.Recorded`).
     seeds: extra (node, cotangent) pairs added to the adjoint, cotangents as expressions in the step's leaves; the
         forward step ignores them.
     """
@@ -174,6 +173,7 @@ class Program:
         "key",
         "labels",
         "name",
+        "named",
         "next",
         "normalised",
         "numbers",
@@ -192,6 +192,7 @@ class Program:
     next: Tuple[Node, ...]
     initial: Tuple[Node, ...]
     labels: Mapping[Node, str]
+    named: Mapping[str, Node]
     numbers: Tuple[str, ...]
     normalised: Tuple[Statistics, ...]
     seeds: Tuple[Tuple[Node, Node], ...]
@@ -213,6 +214,7 @@ class Program:
         normalised: Sequence[Statistics] = (),
         seeds: Sequence[Tuple[Node, Node]] = (),
         whole: Sequence[Tuple[str, Whole]] = (),
+        named: Mapping[str, Node] = {},  # never written to
     ) -> None:
         seeded = [node for pair in seeds for node in pair]
         used = {node.attr for node in parameters([*outputs, *next, *initial, *seeded])}
@@ -229,6 +231,7 @@ class Program:
             "normalised": tuple(normalised),
             "seeds": tuple(seeds),
             "whole": tuple(whole),
+            "named": dict(named),
         }
         digest = hashlib.blake2b(digest_size=16)
         for names in (values["inputs"], values["states"], values["params"]):
@@ -243,6 +246,8 @@ class Program:
                 digest.update(node.key)
         if whole:
             digest.update(repr([(name, *numbers) for name, numbers in whole]).encode())
+        if named:
+            digest.update(repr([(name, node.key) for name, node in named.items()]).encode())
         for attribute, value in {**values, "key": digest.hexdigest()}.items():
             object.__setattr__(self, attribute, value)
 
@@ -262,12 +267,14 @@ class Program:
             *self.next,
             *self.initial,
             *self.labels,
+            *self.named.values(),
             *(node for pair in self.seeds for node in pair),
         ]
         place = {node: k for k, node in enumerate(topological(roots))}
         for name in ("outputs", "next", "initial"):
             values[name] = [place[node] for node in values[name]]
         values["labels"] = [(place[node], label) for node, label in self.labels.items()]
+        values["named"] = {name: place[node] for name, node in self.named.items()}
         values["seeds"] = [(place[value], place[cotangent]) for value, cotangent in self.seeds]
         return (_restore, (flat(roots), values))
 
@@ -381,6 +388,7 @@ def _restore(entries: Flat, values: Dict[str, Any]) -> Program:
     for name in ("outputs", "next", "initial"):
         values[name] = [nodes[k] for k in values[name]]
     values["labels"] = {nodes[k]: label for k, label in values["labels"]}
+    values["named"] = {name: nodes[k] for name, k in values["named"].items()}
     values["seeds"] = [(nodes[value], nodes[cotangent]) for value, cotangent in values["seeds"]]
     return Program(values.pop("name"), **values)
 
@@ -480,8 +488,10 @@ def changed(program: Program, nodes: Mapping[Node, Node], **values: Any) -> Prog
 
     same = {name: getattr(program, name) for name in ("inputs", "states", "initial", "params", "numbers")}
     labels = dict(zip(replaced([*program.labels]), program.labels.values()))
+    named = dict(zip(program.named, replaced([*program.named.values()])))
     outputs, following = replaced(program.outputs), replaced(program.next)
-    return Program(program.name, **{**same, "outputs": outputs, "next": following, "labels": labels, **values})
+    written = {**same, "outputs": outputs, "next": following, "labels": labels, "named": named}
+    return Program(program.name, **{**written, **values})
 
 
 @lru_cache(maxsize=256)
@@ -636,15 +646,16 @@ def _before_numbers(program: Program, names: Tuple[str, ...]) -> Tuple[str, ...]
 
 
 @lru_cache(maxsize=256)
-def repeated(program: Program) -> Derived:
-    """``program`` with a parameter in the place of each input that it reads.
+def repeated(program: Program, inputs: Collection[str]) -> Derived:
+    """``program`` with a parameter in the place of each of these inputs that it reads.
 
-    The names are those of the parameters, one for each input; "" for an input that the program does not read. These
-    parameters are the first ones of the program, in this order.
+    The names are those of the parameters, one for each input; "" for another one, and for one that the program does not
+    read. These parameters are the first ones of the program, in this order.
     """
     read = {node.attr for node in program.nodes if node.op == "input"}
     reserved = {*program.inputs, *program.states, *program.params}
     constants = [free_name(f"{name}_constant", reserved) for name in program.inputs]
     nodes = {Node("input", (), name): Node("param", (), ours) for name, ours in zip(program.inputs, constants)}
-    names = tuple(ours if name in read else "" for name, ours in zip(program.inputs, constants))
+    names = tuple(ours if name in read and name in inputs else "" for name, ours in zip(program.inputs, constants))
+    nodes = {node: param for node, param in nodes.items() if param.attr in names}
     return Derived(changed(program, nodes, params=(*filter(None, names), *program.params)), front=names)

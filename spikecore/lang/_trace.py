@@ -7,22 +7,21 @@ wrong with what it returns is said here, by name.
 from __future__ import annotations
 
 from collections import Counter, namedtuple
-from contextlib import nullcontext
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Union
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Union
 
 from spikecore.lang._expr import (
     COMPARISON_AS_NUMBER,
-    Expr,
+    Definition,
     TraceError,
     defining,
     here,
     lift,
-    refusing_no_grad,
 )
 from spikecore.lang._graph import topological
 from spikecore.lang._numbers import Numbers
 from spikecore.lang._program import Program
-from spikecore.lang.node import Node, const, substitute
+from spikecore.lang.node import Node, const, parameters, substitute
+from spikecore.lang.vectors import Vector, VectorExpr, elements, leaf, parts
 
 
 class Names:
@@ -54,71 +53,98 @@ class Names:
         return f"{self._kind}s({', '.join(self._values)})"
 
 
-def input_values(names: Sequence[str], values: Sequence[Any]) -> Any:
+def input_values(names: Iterable[str], values: Sequence[Any]) -> Any:
     """Input of ``dynamics``: the value itself, or a named tuple of several."""
-    if len(names) == 1:
-        return values[0]
-    return namedtuple("Inputs", names)(*values)
+    return values[0] if len(values) == 1 else namedtuple("Inputs", tuple(names))(*values)
 
 
 def trace(
     dynamics: Callable[..., Any],
     *,
     name: str,
-    inputs: Sequence[str],
-    states: Mapping[str, Union[float, str]],
-    params: Union[Sequence[str], Mapping[str, Expr]],
+    inputs: Union[Sequence[str], Mapping[str, Any]],
+    states: Mapping[str, Union[float, str, Vector]],
+    params: Union[Sequence[str], Mapping[str, Any]],
     detached: Sequence[str] = (),
     numbers: Optional[Numbers] = None,
 ) -> Program:
     """Record ``dynamics(x, s, p) -> (outputs, next_states)``.
 
-    ``states`` maps a name to its initial value, a number or the name of a parameter. ``params`` are names, each maybe
-    with the expression of parameters that the definition reads in the place of one. In the next values of the states
+    ``states`` maps a name to its initial value, a number or the name of a parameter, or to a vector. ``inputs`` are
+    names, each maybe with its vector, and ``params`` are names, each maybe with the expression of parameters that the
+    definition reads in the place of one, which is a traced vector for a vector. In the next values of the states
     named by ``detached``, spikes carry no gradient. With ``numbers``, those of surrogates are parameters behind the
     others, whose values it gets; without, they are constants. The grad mode of the caller is of no effect.
     """
-    values = {param: Expr(Node("param", (), param)) for param in params}
-    values.update(params if isinstance(params, Mapping) else {})
-    initial = [_initial(name, state, value, values) for state, value in states.items()]
-    leaves = [Node("input", (), i) for i in inputs]
-    x = input_values(inputs, [Expr(leaf) for leaf in leaves])
-    s = Names(name, "state", {state: Expr(Node("state", (), state)) for state in states})
+    values = dict(params) if isinstance(params, Mapping) else {param: leaf("param", param, None) for param in params}
+    initial = [node for state, value in states.items() for node in _initial(name, state, value, values)]
+    kinds = inputs if isinstance(inputs, Mapping) else dict.fromkeys(inputs)
+    x = input_values(kinds, [leaf("input", each, kind) for each, kind in kinds.items()])
+    s = Names(name, "state", {state: leaf("state", state, value) for state, value in states.items()})
     p = Names(name, "parameter", values)
-    with nullcontext() if numbers is None else numbers.following(), refusing_no_grad(), defining(f"{name}.dynamics"):
+    named: Dict[str, Node] = {}
+    with defining(Definition(f"{name}.dynamics", numbers, refuses_no_grad=True, named=named)):
         try:
             returned = dynamics(x, s, p)
         except AttributeError as error:
             # an AttributeError in a property of a neuron would make nn.Module say "no attribute 'program'"
             raise TraceError(f"{name}.dynamics: {error} (states are s.NAME, parameters p.NAME)") from error
         outputs, following = _outputs(name, returned), _next(name, returned, states)
+        _check_named(named, {"an input": inputs, "a state": states, "a parameter": params})
     followed = () if numbers is None else tuple(numbers.values)
-    following = [detach_spikes(node) if state in detached else node for state, node in zip(states, following)]
-    return Program(
+    detaching = {each for state in detached for each in elements(state, states[state])}
+    state_names = [each for state, value in states.items() for each in elements(state, value)]
+    following = [detach_spikes(node) if state in detaching else node for state, node in zip(state_names, following)]
+    in_range = {each: part.node for param, value in values.items() for each, part in parts(param, value)}
+    program = Program(
         name,
-        inputs=inputs,
-        states=tuple(states),
-        params=(*params, *followed),
+        inputs=[each for input, kind in kinds.items() for each in elements(input, kind)],
+        states=state_names,
+        params=(*in_range, *followed),
         outputs=outputs,
         next=following,
         initial=initial,
         labels={
-            **{value.node: f"{param}_in_range" for param, value in values.items() if value.node.args},
-            **_labels(outputs, dict(zip(states, following))),
+            **{node: f"{param}_in_range" for param, node in in_range.items() if node.args},
+            **_labels(outputs, dict(zip(state_names, following))),
         },
         numbers=followed,
+        named=named,
     )
+    for value, node in named.items():
+        unread = [param for param in parameters([node]) if param.attr not in program.params]
+        if unread:
+            raise TraceError(
+                f"{name}.dynamics: the value {value!r} of sc.ops.named reads the parameter {unread[0].attr!r}, which "
+                "neither an output nor a next state reads"
+            )
+    return program
 
 
-def _initial(owner: str, state: str, value: Union[float, str], params: Mapping[str, Expr]) -> Node:
+def _check_named(named: Mapping[str, Node], others: Mapping[str, Iterable[str]]) -> None:
+    for kind, names in others.items():
+        for name in filter(named.__contains__, names):
+            raise TraceError(f"sc.ops.named({name!r}, ...) has the name of {kind}{here()}; give it another one")
+
+
+def _initial(owner: str, state: str, declared: Any, params: Mapping[str, Any]) -> List[Node]:
+    """The initial value of a state, of a vector those of its values."""
+    count = len(elements(state, declared))
+    value = declared.initial if isinstance(declared, Vector) else declared
     if not isinstance(value, str):
-        return const(value)
+        return [const(value)] * count
     if value not in params:
         raise TraceError(
             f"{owner}: the initial value of state {state!r} is {value!r}, which is no parameter; "
             f"its parameters are: {', '.join(params) or 'none'}"
         )
-    return params[value].node
+    nodes = [part.node for _, part in parts(value, params[value])]
+    if isinstance(params[value], VectorExpr) and len(nodes) != count:
+        raise TraceError(
+            f"{owner}: state {state!r} has {count} values and starts at parameter {value!r} of {len(nodes)}; declare "
+            "both with the same n"
+        )
+    return nodes if len(nodes) == count else nodes * count
 
 
 def _shape_of_return(owner: str) -> str:
@@ -148,7 +174,24 @@ def _next(owner: str, returned: Any, states: Mapping[str, Any]) -> List[Node]:
             f"{owner}.dynamics returns a next value for {', '.join(map(repr, unknown))}, which is no state; "
             f"its states are: {', '.join(states) or 'none'}"
         )
-    return [_number(owner, f"the next {state}", following[state]) for state in states]
+    return [
+        _number(owner, f"the next {name}", value)
+        for state, declared in states.items()
+        for name, value in zip(elements(state, declared), _values(owner, state, declared, following[state]))
+    ]
+
+
+def _values(owner: str, state: str, declared: Any, value: Any) -> Sequence[Any]:
+    """The next value of a state, of a vector those of its values."""
+    if not isinstance(declared, Vector):
+        return (value,)
+    is_list = isinstance(value, (list, tuple))
+    if (is_list or isinstance(value, VectorExpr)) and len(value) == declared.n:
+        return tuple(value)
+    raise TraceError(
+        f"the next {state} of {owner} is {f'a list of {len(value)} values' if is_list else repr(value)}, and state "
+        f"{state!r} is a vector of {declared.n} values; return one of that size, or a list of {declared.n} values"
+    )
 
 
 def _number(owner: str, what: str, value: Any) -> Node:

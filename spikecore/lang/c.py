@@ -21,6 +21,8 @@ _HELPERS: Dict[str, Tuple[Tuple[str, ...], str, str]] = {
     "maximum": ((), "ab", "a != a || a > b ? a : b"),
     "clamp": (("minimum", "maximum"), "xlh", "minimum{f}(maximum{f}(x, l), h)"),
     "sign": ((), "x", "x > 0 ? ({r})1 : x < 0 ? ({r})-1 : ({r})0"),
+    "wrapped": ((), "rd", "r != 0 && (r < 0) != (d < 0) ? r + d : r"),
+    "modulo": (("wrapped",), "xd", "wrapped{f}(fmod{f}(x, d), d)"),
     "sigmoid": ((), "x", "({r})1 / (({r})1 + exp{f}(-x))"),
     "softplus": (("maximum",), "x", "maximum{f}(x, ({r})0) + log1p{f}(exp{f}(-fabs{f}(x)))"),
 }
@@ -35,6 +37,7 @@ class C11Printer(Printer):
             name: (ATOM, f"{name}{{f}}({', '.join(f'{{{k}}}' for k in range(len(arguments)))})")
             for name, (_, arguments, _) in _HELPERS.items()
         },
+        "remainder": (ATOM, "modulo{f}({0}, {1})"),
     }
     bool_type = "int"
     wide = "((double){})"

@@ -6,7 +6,8 @@ the tests of every other backend.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+import functools
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Sequence, Tuple
 
 import torch
@@ -16,12 +17,13 @@ from spikecore._base.errors import Unsupported
 from spikecore.context import is_plain as is_plain  # backends take these two from here
 from spikecore.lang import _numbers as numbers
 from spikecore.lang import operations
-from spikecore.lang._expr import Expr, TraceError, here, lift, make, record, refusing_no_grad
+from spikecore.lang._expr import Expr, TraceError, defining, definition, here, lift, make, name_value, record
 from spikecore.lang._graph import topological
 from spikecore.lang._plain import Constants, choice, masked, silent, zero_of
 from spikecore.lang._plain import number as number
 from spikecore.lang.node import Node, SpikeRule
 from spikecore.lang.operations import ROWS
+from spikecore.lang.vectors import VectorExpr, by_element, total
 
 if TYPE_CHECKING:
     from spikecore.surrogate import Surrogate
@@ -164,6 +166,12 @@ def evaluate(roots: Sequence[Node], values: Mapping[Node, Tensor], like: Tensor)
 
 def apply(op: str, *args: Any) -> Any:
     """Result of a function of ``sc.ops``: it records traced values, and computes tensors and numbers."""
+    if op == "sum":
+        return total(*args)
+    if op == "named":
+        return name_value(*args)
+    if any(isinstance(arg, VectorExpr) for arg in args):
+        return by_element(functools.partial(apply, op), *args)
     if op == "spike":
         return _spike(*args)
     if any(isinstance(arg, Expr) for arg in args):
@@ -175,7 +183,7 @@ def apply(op: str, *args: Any) -> Any:
             torch.tensor(arg, dtype=torch.bool if isinstance(arg, bool) else torch.float64, device="cpu")
             for arg in args
         ]
-        return numbers.computed(op, args, TORCH[op](*values).item())
+        return TORCH[op](*values).item()
     # numbers take the dtype of the floating-point tensors, or the default one beside a mask alone
     floating = [arg for arg in tensors if arg.is_floating_point()]
     dtype = floating[0].dtype if floating else torch.get_default_dtype()
@@ -184,18 +192,26 @@ def apply(op: str, *args: Any) -> Any:
     return TORCH[op](*values)
 
 
+def _derivative(surrogate: Any) -> Node:
+    return lift(surrogate.derivative(Expr(Node("argument", (), "u"))), "surrogate derivative")
+
+
 def _spike(u: Any, surrogate: Surrogate, strict: bool) -> Any:
     if not callable(getattr(surrogate, "derivative", None)) or isinstance(surrogate, type):
         raise TypeError(f"spike: surrogate={surrogate!r} must be a surrogate, such as sc.surrogate.ATan(alpha=2.0)")
     # a traced program has parameters for the surrogate's numbers; computed now, they are the numbers themselves
-    followed = numbers.current() if isinstance(u, Expr) else None
-    used = surrogate if followed is None else followed.copy_of(surrogate)
-    values: Dict[Node, torch.Tensor] = {}
-    if isinstance(u, torch.Tensor):
-        used, values = numbers.with_tensors(surrogate, Expr)
+    of = definition()
+    followed = of.numbers if isinstance(u, Expr) else None
+    used, values = numbers.with_tensors(surrogate) if isinstance(u, torch.Tensor) else (surrogate, {})
     # no gradient flows through a derivative, with and without torch.no_grad()
-    with refusing_no_grad(False) if isinstance(u, Expr) else nullcontext():
-        derivative = lift(used.derivative(Expr(Node("argument", (), "u"))), "surrogate derivative")
+    with defining(of._replace(refuses_no_grad=False)) if isinstance(u, Expr) else nullcontext():
+        recipes: Tuple[Tuple[Node, Node], ...] = ()
+        derivative, label = _derivative(used), repr(surrogate)
+        if followed is not None:
+            with suppress(Exception):  # it decides by a number, which is then a constant
+                settled = followed.settled(_derivative(followed.copy_of(surrogate)), derivative)
+                if settled is not None:
+                    (derivative, recipes), label = settled, followed.label(surrogate)
     if derivative.is_bool:
         raise TraceError(f"{surrogate!r}.derivative gives a comparison{here()}; return sc.ops.where(comparison, a, b)")
     if not isinstance(u, (Expr, torch.Tensor)):
@@ -206,10 +222,7 @@ def _spike(u: Any, surrogate: Surrogate, strict: bool) -> Any:
             f"the derivative of {type(surrogate).__name__} depends on {others[0].op} {others[0].attr!r}{here()}; the "
             "numbers of a surrogate may be expressions of parameters only"
         )
-    if followed is None:
-        rule = SpikeRule(strict, derivative, repr(surrogate))
-    else:
-        rule = SpikeRule(strict, derivative, followed.label(surrogate), followed.recipes(derivative))
+    rule = SpikeRule(strict, derivative, label, recipes)
     if isinstance(u, Expr):
         return Expr(make("spike", u.node, attr=rule))
     return SpikeFunction(rule)(u, *[values[leaf].detach().to(u.dtype) for leaf in rule.params])

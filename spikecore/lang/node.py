@@ -12,7 +12,8 @@ Rules of this module:
 from __future__ import annotations
 
 import hashlib
-from typing import Any, Dict, Iterable, List, NoReturn, Sequence, Tuple, Union
+from functools import lru_cache
+from typing import Any, Dict, Iterable, List, NoReturn, Optional, Sequence, Tuple, Union
 
 from spikecore.lang._graph import topological
 from spikecore.lang.operations import ROWS
@@ -39,6 +40,10 @@ CHOICE = "where"
 
 #: Operations that give a truth value.
 _BOOLEAN = frozenset(row.name for row in ROWS if row.kind in ("comparison", "logic"))
+
+#: Operations of whole numbers that give whole numbers, and those whose first argument only chooses.
+_WHOLE = frozenset(("add", "sub", "mul", "neg", "abs", "minimum", "maximum", "detach"))
+_SELECTIONS = frozenset(("select", "where"))
 
 #: Number of operations that a repr writes out at most.
 _LONGEST_REPR = 100
@@ -173,3 +178,43 @@ def substitute(root: Node, replace: Dict[Node, Node]) -> Node:
         args = tuple(new[arg] for arg in node.args)
         new[node] = node if args == node.args else Node(node.op, args, node.attr)
     return new[root]
+
+
+def largest_count(node: Node) -> Optional[int]:
+    """Largest value of an expression that is a spike or a number of spikes; None for any other."""
+    if node.op == "spike":
+        return 1
+    if node.op == "detach" or (node.op == "sub" and _is_nothing(node.args[1])):
+        return largest_count(node.args[0])
+    if node.op == "add":
+        counts = [largest_count(arg) for arg in node.args]
+        return None if None in counts else sum(counts)  # type: ignore[arg-type]  # none is None
+    if node.op in ("round", "floor") and node.args[0].op == "clamp":
+        low, high = node.args[0].args[1:]
+        if low == const(0.0) and high.op == "const" and float(high.attr).is_integer():  # type: ignore[arg-type]  # a number
+            return int(high.attr)  # type: ignore[arg-type]
+    return None
+
+
+@lru_cache(maxsize=512)
+def spiking_output(outputs: Tuple[Node, ...]) -> Tuple[Optional[int], bool, int]:
+    """The first output that is spikes, None without one; whether it may be below 0; the largest number in a step."""
+    for index, node in enumerate(outputs):
+        if _is_whole(node):
+            largest = largest_count(node)
+            return index, largest is None, largest or 1
+    return None, False, 1
+
+
+def _is_whole(node: Node) -> bool:
+    """True if a value is a spike, 0 or 1, or a whole number made of spikes."""
+    if node.op == "const":
+        return float(node.attr).is_integer()  # type: ignore[arg-type]  # a number
+    if node.op in _SELECTIONS:
+        return all(map(_is_whole, node.args[1:]))
+    return bool(largest_count(node)) or (node.op in _WHOLE and all(map(_is_whole, node.args)))
+
+
+def _is_nothing(node: Node) -> bool:
+    """True for ``detach(x) - x``, which is 0 and has a derivative."""
+    return node.op == "sub" and node.args[0] == Node("detach", node.args[1:])

@@ -65,6 +65,9 @@ class Operation(NamedTuple):
 ROWS: List[Operation] = []
 OPERATION: Dict[str, Operation] = {}
 
+#: Functions of the language that are formulas of operations, by name: a program has the operations alone.
+COMPOSED: Dict[str, Callable[..., Any]] = {}
+
 #: Computes an operation on tensors and numbers, or records it: called as ``apply(name, *arguments)``.
 #: :mod:`spikecore.lang.eager` sets it, which is above the modules that read the rows.
 apply: Callable[..., Any]
@@ -77,6 +80,12 @@ def declare(*args: Any, **fields: Any) -> None:
     row = Operation(*args, **fields)
     ROWS.append(row)
     OPERATION[row.name] = row
+
+
+def composed(written: _Function) -> _Function:
+    """Declare a function that is a formula of operations, and has no row: targets need nothing for it."""
+    COMPOSED[written.__name__] = written
+    return written
 
 
 def operator(
@@ -108,11 +117,12 @@ def function(
 
     It is a function of the libraries of C, Python and NumPy. ``c``, ``python`` and ``numpy`` are its names there, where
     they differ, or a template of the text. ``helper``: a function that each target defines itself, since a template of
-    operators would write an argument twice.
+    operators would write an argument twice. What is keyword-only chooses a formula, and is no argument of it.
     """
 
     def declared(written: _Function) -> _Function:
-        name, parameters = written.__name__, inspect.signature(written).parameters.values()
+        name = written.__name__
+        parameters = [p for p in inspect.signature(written).parameters.values() if p.kind is not p.KEYWORD_ONLY]
         places = ", ".join(f"{{{i}}}" for i in range(len(parameters)))
         of_c = c if isinstance(c, tuple) else (ATOM, f"{c or name}{'' if helper else '{f}'}({places})")
         call = f"{'' if helper else '{math}.'}{python or name}({places})"

@@ -15,7 +15,20 @@ import torch
 
 from spikecore.lang import _functions as functions
 from spikecore.lang import operations
-from spikecore.lang.operations import AND, ATOM, EQUALITY, OR, ORDER, PRODUCT, SUM, TERNARY, UNARY, function, operator
+from spikecore.lang.operations import (
+    AND,
+    ATOM,
+    EQUALITY,
+    OR,
+    ORDER,
+    PRODUCT,
+    SUM,
+    TERNARY,
+    UNARY,
+    composed,
+    function,
+    operator,
+)
 
 if TYPE_CHECKING:
     from spikecore.surrogate import Surrogate
@@ -52,6 +65,18 @@ def log(x: Value) -> Value:
     return operations.apply("log", x)
 
 
+@function(torch.log1p, lambda g, y, a: (g / (a[0] + 1.0),), unbounded=True)
+def log1p(x: Value) -> Value:
+    """``log(1 + x)``, accurate for a small ``x``, too."""
+    return operations.apply("log1p", x)
+
+
+@function(torch.expm1, lambda g, y, a: (g * (y + 1.0),))
+def expm1(x: Value) -> Value:
+    """``exp(x) - 1``, accurate for a small ``x``, too."""
+    return operations.apply("expm1", x)
+
+
 @function(functions.sqrt, lambda g, y, a: (g / (2.0 * y),), unbounded=True, exact=True)
 def sqrt(x: Value) -> Value:
     """Square root; correctly rounded on every backend, but for an IPU's."""
@@ -68,6 +93,24 @@ def sin(x: Value) -> Value:
 def cos(x: Value) -> Value:
     """Cosine of ``x`` in radians."""
     return operations.apply("cos", x)
+
+
+@function(torch.tan, lambda g, y, a: (g * (1.0 + y * y),))
+def tan(x: Value) -> Value:
+    """Tangent of ``x`` in radians."""
+    return operations.apply("tan", x)
+
+
+@function(torch.sinh, lambda g, y, a: (g * torch.cosh(a[0]),))
+def sinh(x: Value) -> Value:
+    """Hyperbolic sine."""
+    return operations.apply("sinh", x)
+
+
+@function(torch.cosh, lambda g, y, a: (g * torch.sinh(a[0]),))
+def cosh(x: Value) -> Value:
+    """Hyperbolic cosine."""
+    return operations.apply("cosh", x)
 
 
 @function(torch.tanh, lambda g, y, a: (g * (1.0 - y * y),))
@@ -122,15 +165,44 @@ def sign(x: Value) -> Value:
 
 
 @function(functions.floor, exact=True)
-def floor(x: Value) -> Value:
-    """Largest whole number not above ``x``; derivative 0, and the path of a gradient ends."""
-    return operations.apply("floor", x)
+def floor(x: Value, *, straight_through: bool = False) -> Value:
+    """Largest whole number not above ``x``; derivative 0, or 1 for a finite ``x`` if ``straight_through``."""
+    return _through(operations.apply("floor", x), x) if straight_through else operations.apply("floor", x)
 
 
 @function(functions.round, c="rint", numpy="rint", exact=True)
-def round(x: Value) -> Value:
-    """Nearest whole number, ties to even; derivative 0."""
-    return operations.apply("round", x)
+def round(x: Value, *, straight_through: bool = False) -> Value:
+    """Nearest whole number, ties to even; derivative 0, or 1 for a finite ``x`` if ``straight_through``."""
+    return _through(operations.apply("round", x), x) if straight_through else operations.apply("round", x)
+
+
+def _through(whole: Value, x: Value) -> Value:
+    """The whole number with the derivative of ``x``: the difference is +0, which leaves zeros their sign."""
+    return whole - (detach(x) - x)
+
+
+@composed
+def ceil(x: Value) -> Value:
+    """Smallest whole number not below ``x``; derivative 0."""
+    return -floor(-x)
+
+
+@composed
+def trunc(x: Value) -> Value:
+    """``x`` without its fraction; derivative 0."""
+    return where(x < 0.0, -floor(-x), floor(x))
+
+
+@composed
+def rsqrt(x: Value) -> Value:
+    """``1 / sqrt(x)``."""
+    return 1.0 / sqrt(x)
+
+
+@composed
+def silu(x: Value) -> Value:
+    """``x * sigmoid(x)``; NaN at ``-inf``, as torch's."""
+    return x * sigmoid(x)
 
 
 # -- functions of several numbers
@@ -147,6 +219,22 @@ def _power(g: Any, y: Any, args: Sequence[Any]) -> Sequence[Any]:
 def power(x: Value, exponent: Value) -> Value:
     """``x ** exponent``, as C's ``pow``. For a square, ``x * x`` is exact on every backend and ``power`` is not."""
     return operations.apply("power", x, exponent)
+
+
+# C and CUDA have another remainder
+@function(
+    functions.remainder,
+    lambda g, y, a: (g, -g * torch.round((a[0] - y) / a[1])),
+    c="modulo",
+    python="modulo",
+    helper=True,
+    numpy="remainder",
+    unbounded=True,
+    exact=True,
+)
+def remainder(x: Value, divisor: Value) -> Value:
+    """``x - divisor * floor(x / divisor)``, as Python's ``%``: of the sign of ``divisor``, computed by C's ``fmod``."""
+    return operations.apply("remainder", x, divisor)
 
 
 def _extremum(g: Any, a: Any, b: Any, a_loses: Any, b_loses: Any) -> Sequence[Any]:
@@ -177,6 +265,12 @@ def minimum(a: Value, b: Value) -> Value:
 def maximum(a: Value, b: Value) -> Value:
     """The larger one; a tie gives half the gradient to each. NaN if one is NaN."""
     return operations.apply("maximum", a, b)
+
+
+@composed
+def logaddexp(a: Value, b: Value) -> Value:
+    """``log(exp(a) + exp(b))``, never infinite for finite numbers."""
+    return maximum(a, b) + softplus(-abs(where(a == b, 0.0, a - b)))
 
 
 def _clamp(g: Any, y: Any, args: Sequence[Any]) -> Sequence[Any]:
@@ -247,6 +341,14 @@ operations.declare(
 )
 
 
+def named(name: str, value: Value) -> Value:
+    """The same value, which a call can record by this name, as a state: ``run(x, record=(name,))``.
+
+    :func:`spikecore.monitor` and :func:`spikecore.record` take the name, too. The value is that within each step.
+    """
+    return operations.apply("named", name, value)
+
+
 # -- truth values
 
 
@@ -279,10 +381,16 @@ def where(condition: Value, a: Value, b: Value) -> Value:
     return operations.apply("where", condition, a, b)
 
 
+@composed
 def relu(x: Value) -> Value:
     """``x`` where it is above 0, else 0, as ``where(x <= 0, 0, x)``; derivative 0 at 0, as torch's. NaN for NaN."""
     return where(x <= 0.0, 0.0, x)
 
 
+def sum(vector: Value) -> Value:
+    """Sum of the values of a vector (``sc.vector``), in their order: ``v[0] + v[1] + v[2] + ...``."""
+    return operations.apply("sum", vector)
+
+
 def __dir__() -> List[str]:
-    return sorted({name for name in operations.OPERATION if name in globals()} | {"relu"})
+    return sorted({name for name in operations.OPERATION if name in globals()} | {*operations.COMPOSED, "named", "sum"})

@@ -109,6 +109,7 @@ def ascii_name(name: str) -> str:
     name = unicodedata.normalize("NFKC", name)[:LONGEST]
     if name.isascii() and name.isidentifier():
         return name
+    name = name.replace("]", "")  # h[0] of a vector is h_0
     letters = (c if c.isascii() and c.isalnum() else "_" if c.isascii() else f"u{ord(c):x}" for c in name)
     name = "".join(letters)
     return f"u{name}" if not name or name[0].isdigit() else name
@@ -359,15 +360,17 @@ class Printer:
                     name = self.label(node, labels[node])
                 else:
                     counter += 1
-                    name = self._temporary(counter)
+                    name = self._temporary(counter, node.is_bool)
                 lines.append(self.statement(node, name, names))
                 names[node] = name
                 depth[node] = 0
         return lines
 
-    def _temporary(self, number: int) -> str:
-        """The symbol of a value that nobody named, for those of one scope that are numbered from 1."""
-        name = self.symbols.of(("temporary", number), f"t{number}")
+    def _temporary(self, number: int, is_bool: bool) -> str:
+        """The symbol of a value that nobody named, for those of one scope that are numbered from 1. A name has one type
+        in all scopes of a text: Numba, which takes a function for one scope, would convert.
+        """
+        name = self.symbols.of(("temporary", number, is_bool), f"t{number}")
         self._temporaries.add(name)
         return name
 

@@ -13,10 +13,35 @@ from typing import Any, Dict, Mapping, Optional, Tuple
 from torch import Tensor
 
 from spikecore._base.bits import Whole
-from spikecore.lang._program import Derived, Program, changed, cotangents, normalised, repeated
+from spikecore.lang._program import (
+    Derived,
+    Program,
+    added_to_normalised,
+    changed,
+    corrected,
+    cotangents,
+    gradient_of_normalised,
+    moments,
+    normalised,
+    repeated,
+)
 from spikecore.lang._trace import detach_spikes
+from spikecore.lang.node import const
 
-__all__ = ["Derived", "Normalised", "Repeated", "Transform", "changed", "cotangents", "detach_spikes"]
+__all__ = [
+    "Derived",
+    "Normalised",
+    "Recorded",
+    "Repeated",
+    "Transform",
+    "added_to_normalised",
+    "changed",
+    "corrected",
+    "cotangents",
+    "detach_spikes",
+    "gradient_of_normalised",
+    "moments",
+]
 
 
 class Transform:
@@ -59,9 +84,24 @@ class Normalised(Transform):
 
 
 @dataclass(frozen=True)
+class Recorded(Transform):
+    """Values that the definition names are states behind the others, which start at 0 and which nothing reads."""
+
+    names: Tuple[str, ...]
+
+    def apply(self, program: Program) -> Derived:
+        """The program, which has no other parameters."""
+        values = [program.named[name] for name in self.names]
+        states, initial = (*program.states, *self.names), (*program.initial, *[const(0.0)] * len(values))
+        return Derived(changed(program, {}, states=states, initial=initial, next=(*program.next, *values)))
+
+
+@dataclass(frozen=True)
 class Repeated(Transform):
     """Inputs that are the same at every step are parameters, in front of the others; "" for one that is not read."""
 
+    inputs: Tuple[str, ...]
+
     def apply(self, program: Program) -> Derived:
         """The program, and the names of the parameters in the place of inputs."""
-        return repeated(program)
+        return repeated(program, self.inputs)

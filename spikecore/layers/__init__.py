@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from spikecore.layers._batch_norm_stats import is_plain_norm
+from spikecore.layers._between import Between
 from spikecore.layers._blocks import (
     EachToken,
     MakeNeuron,
@@ -14,32 +19,45 @@ from spikecore.layers._blocks import (
     convolution,
     linear,
 )
-from spikecore.layers._delay import Delay
 from spikecore.layers._dropout import SequenceDropout
-from spikecore.layers._norm_neuron import NormNeuron
+from spikecore.layers._fusable import fusable
+from spikecore.layers._fuse import fuse, unfuse
+from spikecore.layers._norm_neuron import NormNeuron, NormPlace
 from spikecore.layers._packed import PackedConv2d, PackedLinear
-from spikecore.layers._packing import pack, unpack
+from spikecore.layers._packing import pack, packable, unpack
 from spikecore.layers._pooling import CompactAvgPool2d, CompactMaxPool2d, SumPool2d
 from spikecore.layers._psn import PSN, SlidingPSN
 from spikecore.layers._stateless import TEBN, TimeBatched, Voting, counts, makers, normalised, tdbn
+from spikecore.layers.delay import Delay
+from spikecore.layers.feedback import Feedback
+
+if TYPE_CHECKING:
+    from spikecore.neurons.gated import SLSTM, SConv2dLSTM, SpikingGRU, SpikingLSTM
 
 __all__ = [
     "PSN",
+    "SLSTM",
     "TEBN",
+    "Between",
     "CompactAvgPool2d",
     "CompactMaxPool2d",
     "Delay",
     "EachToken",
+    "Feedback",
     "MSBlock",
     "MakeNeuron",
     "MakeNorm",
     "MeanOfTokens",
     "NormNeuron",
+    "NormPlace",
     "PackedConv2d",
     "PackedLinear",
+    "SConv2dLSTM",
     "SEWBlock",
     "SequenceDropout",
     "SlidingPSN",
+    "SpikingGRU",
+    "SpikingLSTM",
     "SpikingSelfAttention",
     "SumPool2d",
     "TimeBatched",
@@ -47,10 +65,25 @@ __all__ = [
     "Voting",
     "convolution",
     "counts",
+    "fusable",
+    "fuse",
+    "is_plain_norm",
     "linear",
     "makers",
     "normalised",
     "pack",
+    "packable",
     "tdbn",
+    "unfuse",
     "unpack",
 ]
+__dir__ = __all__.copy
+
+#: Layers of neurons, which stand above this package: they are imported when they are first used.
+_OF_NEURONS = ("SLSTM", "SConv2dLSTM", "SpikingGRU", "SpikingLSTM")
+
+
+def __getattr__(name: str) -> object:
+    if name in _OF_NEURONS:
+        return getattr(import_module("spikecore.neurons.gated"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -51,7 +51,7 @@ def check_norm(owner: str, norm: Any, name: str = "norm") -> None:
             f"{owner}: {name} is a SyncBatchNorm, whose statistics are those of all processes; a neuron computes those "
             f"of its own process. To synchronise, {way_out}"
         )
-    if type(norm) not in DIMS:
+    if kind_of(norm) not in DIMS:
         raise TypeError(
             f"{owner}: {name} is {a_kind(norm)}; a neuron can take over nn.BatchNorm1d, nn.BatchNorm2d and "
             f"nn.BatchNorm3d themselves. Of another kind, {way_out}"
@@ -68,7 +68,15 @@ def check_norm(owner: str, norm: Any, name: str = "norm") -> None:
 
 def is_plain_norm(module: nn.Module) -> bool:
     """True if a module is a batch normalisation that a neuron's kernel can compute."""
-    return type(module) in DIMS and not has_own_hooks(module)
+    return kind_of(module) in DIMS and not has_own_hooks(module)
+
+
+def kind_of(norm: Any) -> Any:
+    """The class whose ``forward`` normalises samples ``[T B, C, ...]``: that of a module, or the ``of_samples`` of a
+    class whose own ``forward`` takes all steps.
+    """
+    kind = type(norm)
+    return getattr(kind, "of_samples", kind)
 
 
 def takes_batch(norm: Norm) -> bool:
@@ -101,7 +109,7 @@ def fits(norm: Norm, x: Tensor, channel_dim: int) -> bool:
     channels, dims = module.num_features, len(shape)
     # a class that is in no table was made later, as by nn.utils.parametrize; of one number per channel torch computes
     # no variance, and says so
-    has_dims = dims in DIMS.get(type(module), ()) if channel_dim == 1 else dims > 2
+    has_dims = dims in DIMS.get(kind_of(module), ()) if channel_dim == 1 else dims > 2
     if not has_dims or shape[2 if channel_dim == 1 else -1] != channels or x.numel() <= channels:
         return False
     device, dtypes = x.device, (x.dtype, compute_dtype(x.dtype))
@@ -118,7 +126,7 @@ def normalised(norm: Any, x: Tensor, channel_dim: int, one_step: bool) -> Tensor
     it.
     """
     # not norm(x): hooks of a module that a kernel may compute are called in no case
-    forward: Callable[[Any, Tensor], Tensor] = type(norm).forward
+    forward: Callable[[Any, Tensor], Tensor] = kind_of(norm).forward
     if channel_dim == -1:
         return forward(norm, x.flatten(0, -2)).reshape(x.shape)
     return forward(norm, x) if one_step else unfolded(forward(norm, folded(x)), x.shape[0], x.shape[1])

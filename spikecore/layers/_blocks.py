@@ -6,7 +6,6 @@ from typing import Any, Callable, List, Optional
 
 from torch import Tensor, nn
 
-from spikecore.layers._packed import HeadProducts
 from spikecore.layers._stateless import TimeBatched, counts, makers, normalised, silenced
 
 #: Makes the neuron of one place, and the normalisation of so many channels.
@@ -210,7 +209,6 @@ class SpikingSelfAttention(nn.Module):
         self.query = linear(channels, channels, neuron, norm, first)
         self.key = linear(channels, channels, neuron, norm, first)
         self.value = linear(channels, channels, neuron, norm, first)
-        self.products = HeadProducts()
         self.fire = (attention_neuron or neuron)()
         self.projected = linear(channels, channels, neuron, norm, bias)
 
@@ -236,7 +234,7 @@ class SpikingSelfAttention(nn.Module):
             layer(flat).unflatten(-2, sizes).unflatten(-1, (self.heads, -1)).transpose(-3, -2)
             for layer in (self.query, self.key, self.value)
         )
-        attended = self.products(query, key, value) * self.scale
+        attended = query @ (key.transpose(-2, -1) @ value) * self.scale
         fired = self.fire(attended.transpose(-3, -2).flatten(-2).flatten(-3, -2))
         projected: Tensor = self.projected(fired).unflatten(-2, sizes)
         return projected
@@ -251,9 +249,6 @@ class Tokens(nn.Module):
 
     Behind ``nn.Conv2d(channels, width, 2, 2)`` they are patches of 2 x 2 pixels. Source: Zhou et al., Spikformer, 2023.
     """
-
-    def __init__(self) -> None:
-        super().__init__()
 
     def forward(self, x: Tensor) -> Tensor:
         """Forward pass; see the class."""
@@ -278,9 +273,6 @@ class EachToken(nn.Module):
 
 class MeanOfTokens(nn.Module):
     """The mean over tokens, ``[..., N, C] -> [..., C]``, in front of a classifier."""
-
-    def __init__(self) -> None:
-        super().__init__()
 
     def forward(self, x: Tensor) -> Tensor:
         """Forward pass; see the class."""

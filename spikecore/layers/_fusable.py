@@ -7,12 +7,10 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set
 
 from torch import fx, nn
 
-from spikecore.core.modules import calls_as, in_turn
+from spikecore.core.modules import calls_as
 from spikecore.core.neuron import Neuron
-from spikecore.graph import Call, Graph
-from spikecore.graph._parts import read_parts
-from spikecore.graph._rewritten import read_block
-from spikecore.layers._batch_norm_stats import DIMS, is_plain_norm
+from spikecore.graph import Call, Graph, layers_in_turn, read_block, read_parts
+from spikecore.layers._batch_norm_stats import DIMS, is_plain_norm, kind_of
 from spikecore.layers._norm_neuron import NormPlace
 
 #: Dimensions of what a normalisation gives: samples, channels and what a sample has. Of nn.BatchNorm1d that is seen.
@@ -36,6 +34,11 @@ class Pair(NamedTuple):
     def norms(self) -> Tuple[Call, ...]:
         """One or two."""
         return (self.norm,) if self.shortcut_norm is None else (self.norm, self.shortcut_norm)
+
+    @property
+    def path(self) -> str:
+        """The path of the neuron itself, which may be a part of the module that is called."""
+        return self.neuron.name if isinstance(self.neuron.module, Neuron) else f"{self.neuron.name}.neuron"
 
     @property
     def block(self) -> Any:
@@ -105,14 +108,14 @@ def _pair(graph: Graph, call: Call, plain: Set[Call]) -> Optional[Pair]:
 
     That is so where all of this holds:
 
-    - a neuron with one input and without hooks is called;
+    - a neuron with one input and without hooks is called, or a module that calls it (:func:`_neuron_in`);
     - it gets what a plain batch normalisation gives, or a sum of that and another value, in the ``forward`` that calls
       the neuron;
     - between them are identities and changes of shape, behind which the channels have a known dimension;
     - nothing else reads these values or a parameter of the normalisation, and nothing is changed in place meanwhile.
     """
-    takes = call in plain and calls_as(call.module, Neuron) and not call.is_hooked and not call.is_folded
-    if not takes or len(call.module.inputs) != 1 or call.source is None:
+    neuron = _neuron_in(call.module) if call in plain and not call.is_hooked and not call.is_folded else None
+    if neuron is None or len(neuron.inputs) != 1 or call.source is None:
         return None
     norm, dim = _norm_of(call.source, call, [], call, plain)
     pair = None if norm is None else Pair(graph, norm, call, dim)
@@ -127,6 +130,14 @@ def _pair(graph: Graph, call: Call, plain: Set[Call]) -> Optional[Pair]:
             shortcut_norm = other if dim == its_dim else None
             pair = Pair(graph, norm, call, dim, "before", shortcut_norm, total, is_swapped)
     return pair if pair is not None and pair.is_unchanged_until(call) else None
+
+
+def _neuron_in(module: Any) -> Optional[Neuron]:
+    """The neuron that a module is, or the part ``neuron`` of a class with ``calls_neuron = True``, whose ``forward``
+    gives what ``self.neuron.run`` gives of its inputs, and whose ``step`` says which steps a call takes.
+    """
+    neuron = module.neuron if getattr(type(module), "calls_neuron", False) else module
+    return neuron if calls_as(neuron, Neuron) else None
 
 
 def _agreed(pairs: Sequence[Optional[Pair]]) -> Optional[Pair]:
@@ -149,7 +160,7 @@ def _with_sum_behind(pair: Optional[Pair], total: Call) -> Optional[Pair]:
     if both[0] is both[1] or changes_other or not pair.is_unchanged_until(total):
         return None
     behind = pair._replace(shortcut="after", total=total)
-    return behind if all(map(in_turn, behind.chains)) else None
+    return behind if None not in map(layers_in_turn, behind.chains) else None
 
 
 def _norm_of(
@@ -190,9 +201,12 @@ def _channel_dim(norm: Call, shapes: Sequence[Call], neuron: Call) -> int:
 
     Sizes are not known, but the number of dimensions is: each has a letter, S for samples, T and B for time and batch.
     """
-    kind = type(norm.module)
+    kind = kind_of(norm.module)
     changes = [shape for shape in shapes if shape.function != "unfolded_as"]
-    dims = _dims_of_tokens(norm) if kind is nn.BatchNorm1d and changes else _DIMS[kind]
+    if getattr(norm.module, "step", "single") == "multi":
+        dims = f"TB{_DIMS[kind][1:]}"
+    else:
+        dims = _dims_of_tokens(norm) if kind is nn.BatchNorm1d and changes else _DIMS[kind]
     for shape in shapes:
         dims = _reshaped(dims, shape)
     if not dims.startswith("S" if neuron.module.step == "single" else "T"):

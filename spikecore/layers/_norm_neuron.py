@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from spikecore._base.running import Runner
 from spikecore.backend import Tensors, Unsupported
 from spikecore.context import COMPILED, EAGER, PLAIN, is_exporting, world
-from spikecore.core import checks, observe
-from spikecore.core.call import arguments, execute
+from spikecore.core import checks, observe, vectors
+from spikecore.core.call import arguments, call, checked_state, named_state
 from spikecore.core.dispatch import Dispatch
 from spikecore.core.modules import calls_as
 from spikecore.core.neuron import Neuron
-from spikecore.core.noted import NotedCall
+from spikecore.core.noted import NotedCall, signature
 from spikecore.core.observe import Results
 from spikecore.dtypes import NAMES
 from spikecore.layers import _batch_norm_stats as stats
@@ -123,7 +123,7 @@ class NormNeuron(nn.Module):
         ``record``. Pure but for the running statistics of the normalisation, which move in training.
         """
         neuron: Any = self._modules["neuron"]
-        names = checks.recorded(type(neuron).__name__, record, neuron.states)
+        names = checks.recorded(type(neuron).__name__, record, neuron)
         outputs, end, trace = self._call(inputs, state, names, True, False)
         output = outputs[0] if len(outputs) == 1 else outputs
         return (output, end, dict(zip(names, trace))) if names else (output, end)
@@ -148,7 +148,8 @@ class NormNeuron(nn.Module):
         x, skip = self._checked_inputs(inputs, single or neuron.repeat is not None)
         mode, watched = world(), bool(neuron._watchers)
         # whether torch adds the shortcut after the program: a monitor sees the spikes without it
-        is_behind = self.shortcut == "after" and skip is not None and (watched or not self._adds(x, skip, mode))
+        apart = watched and any(watcher.wants_spikes for watcher in neuron._watchers)
+        is_behind = self.shortcut == "after" and skip is not None and (apart or not self._adds(x, skip, mode))
         behind = skip if is_behind else None
         program_inputs = (x,) if skip is None or behind is not None else (x, skip)
         execute_it = functools.partial(self._execute, mode)
@@ -192,9 +193,8 @@ class NormNeuron(nn.Module):
         """A call as one program where that can be, else normalisation and neuron one after the other."""
         x, skip = inputs[0], inputs[1] if len(inputs) > 1 else None
         neuron: Any = self._modules["neuron"]
-        dense = all(type(v) is Tensor and v.layout is torch.strided and not v.is_nested for v in inputs)
         alike = skip is None or skip.dtype is x.dtype
-        may_note = dense and alike and mode is EAGER and state is None and not (record or final or single)
+        may_note = alike and mode is EAGER and state is None and not (record or final or single)
         norms = [stats.norm_of(norm) for norm in self.norms]
         results = self._noted_call(inputs, norms) if may_note and self.fused is not False else None
         if results is None:
@@ -205,7 +205,7 @@ class NormNeuron(nn.Module):
         y, *others = [stats.normalised(n.module, v, self.channel_dim, one_step) for n, v in zip(norms, inputs)]
         if skip is not None and self.shortcut == "before":
             y = y + (others[0] if others else skip)
-        results = execute(neuron, (y,), state, record, final, single, mode)
+        results = call(neuron, (y,), state, record, final, single, watched=False)
         return _added(results, skip) if skip is not None and self.shortcut == "after" else results
 
     def _fused_call(
@@ -224,7 +224,8 @@ class NormNeuron(nn.Module):
             return None  # the reference computes it, see Dispatch.computes
         neuron: Any = self.neuron
         steps = tuple([v.unsqueeze(0) for v in inputs]) if single else inputs
-        dispatch: Dispatch = neuron._settled()
+        named = tuple([name for name in record if name not in neuron.states])
+        dispatch: Dispatch = neuron._settled().recording(named)
         reason = self._why_apart(dispatch, steps, norms, single, mode)
         if reason:
             self._refuse(reason)
@@ -232,7 +233,7 @@ class NormNeuron(nn.Module):
         owner = type(neuron).__name__
         inputs = checks.inputs(owner, ("x", "skip")[: len(steps)], steps)
         x = inputs[0]
-        start = checks.state(owner, neuron.states, state, x, carried=state is not None and state is neuron._state)
+        start = checked_state(neuron, state, x, named)
         shortcut = self.shortcut or "" if len(inputs) > 1 else ""
         whole = self.shortcut_spikes if shortcut == "before" and len(norms) == 1 else None
         how = (shortcut, tuple(map(stats.takes_batch, norms)), whole)
@@ -250,7 +251,7 @@ class NormNeuron(nn.Module):
         norm_params = self._norm_params(runner, norms, inputs)
         self.__dict__["reason"] = ""
         placed = self._among(values, before, norm_params, x.ndim)
-        if may_note:
+        if may_note and not neuron.vectors:
             noted = NotedCall(runner, args.named, values, neuron, before)
             own = tuple([value for _, value in args.named])
             if noted.bind(inputs, None, (*own[:before], *norm_params, *own[before:]), placed):
@@ -258,10 +259,10 @@ class NormNeuron(nn.Module):
                 outputs = noted.results(inputs, None, own, norm_params)[0]
                 dispatch.note(self._signature(inputs, norms), noted)
                 return outputs, None, ()
-        outputs, end, trace = runner(inputs, start, placed, record)
+        outputs, end, trace = runner(inputs, start, placed, vectors.recorded(neuron, record))
         if single:
             outputs = tuple([out.squeeze(0) for out in outputs])
-        return outputs, dict(zip(neuron.states, end)) if end is not None else None, trace
+        return outputs, named_state(neuron, end), vectors.together(neuron, record, trace)
 
     def _refuse(self, reason: str) -> None:
         """Note why a call is computed one after the other. Raises :class:`Unsupported` where it must not be."""
@@ -310,20 +311,13 @@ class NormNeuron(nn.Module):
 
     # -- calls at rest for outputs alone, like one that passed every check: straight to the kernels
 
-    def _signature(self, inputs: Sequence[Tensor], norms: Norms) -> Tuple[Any, ...]:
+    def _signature(self, inputs: Sequence[Tensor], norms: Norms) -> Optional[Tuple[Any, ...]]:
         """The key of such a call, beside the neuron's parameters. No call of the neuron itself has an equal one."""
-        grad = torch.is_grad_enabled()
         modules = [norm.module for norm in norms]
         of_norms = [(type(module), module.num_features, module.eps > 0) for module in modules]
         by_batch = [stats.takes_batch(norm) for norm in norms]
-        tensors = [
-            None if v is None else (type(v), v.shape, v.stride(), v.dtype, v.device, v.requires_grad)
-            for norm in norms
-            for v in norm[1:5]
-        ]
-        forms = [(v.shape, v.stride(), v.dtype, v.device, grad and v.requires_grad) for v in inputs]
-        how = (self.shortcut, self.shortcut_spikes, self.channel_dim, self.fused is True, grad)
-        return (*how, *of_norms, *by_batch, *tensors, *forms)
+        how = (self.shortcut, self.shortcut_spikes, self.channel_dim, self.fused is True, *of_norms, *by_batch)
+        return signature((*inputs, *[value for norm in norms for value in norm[1:5]]), (), None, how)
 
     def _noted_call(self, inputs: Tensors, norms: Norms) -> Optional[Results]:
         """The results of a call like one that passed the checks; None, with no statistics moved, if there was none."""

@@ -20,8 +20,6 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from spikecore._base.bits import Bits, Whole, memory_order
-from spikecore._plugins.registry import Registry, default_registry
-from spikecore._plugins.selection import Request, Resolved, resolve
 from spikecore.context import (
     COMPILES,
     PLAIN,
@@ -33,35 +31,11 @@ from spikecore.context import (
     require_compiler,
 )
 from spikecore.dtypes import NAMES
+from spikecore.plugins.registry import Registry, default_registry
+from spikecore.plugins.selection import Request, Resolved, resolve
 
 #: Stride, padding and dilation of a convolution, two numbers each, and groups; empty for a linear layer.
 Form = Sequence[int]
-
-
-class HeadProducts(nn.Module):
-    """The two products of spiking self-attention, ``query @ (key^T @ value)``: each ``[..., N, d]``, and so the result.
-
-    It has no weights. :func:`spikecore.layers.pack` has it keep what it reads as bits.
-    """
-
-    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Forward pass; see the class."""
-        return query @ (key.transpose(-2, -1) @ value)
-
-
-class PackedHeadProducts(HeadProducts):
-    """The same, keeping query, key and value for backward as bits; what they hold is in ``spikes``."""
-
-    spikes: Whole
-
-    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Forward pass; see the class."""
-        if not all(_keeps(x, query) for x in (query, key, value)):
-            return super().forward(query, key, value)
-        query, key, value = _autocast(query, key, value)  # type: ignore[assignment]  # none is None
-        product = torch.ops.spikecore.product if is_compiling() else _Product.apply
-        inner = product(key.transpose(-2, -1), value, *self.spikes, True)
-        return product(query, inner, *self.spikes, False)  # type: ignore[no-any-return]  # a tensor
 
 
 class _Packed(nn.Module):
@@ -183,10 +157,6 @@ def _plain(x: Tensor, weight: Tensor, bias: Optional[Tensor], largest: int, unit
     return F.conv2d(x, weight, bias, *_parts(form)) if form else F.linear(x, weight, bias)
 
 
-def _plain_product(a: Tensor, b: Tensor, largest: int, unit: float, both: bool) -> Tensor:
-    return a @ b
-
-
 def _parts(form: Form) -> Tuple[Any, Any, Any, int]:
     return form[:2], form[2:4], form[4:6], form[6]
 
@@ -222,32 +192,6 @@ def _of_input(grad: Tensor, weight: Tensor, shape: torch.Size, form: Form) -> Te
     # a caller may run backward under autocast
     with no_autocast(grad.device.type):
         return F.conv_transpose2d(grad, weight, None, stride, padding, rest, groups, dilation)
-
-
-class _Product(torch.autograd.Function):
-    """``a @ b``, of which a is kept as bits, and with ``both`` b, too."""
-
-    @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor, largest: int, unit: float, both: bool) -> Tensor:
-        saved: List[Tensor] = []
-        ctx.about = []
-        for x in (a, b) if both else (a,):
-            order = memory_order(x)
-            saved += torch.ops.spikecore.pack_spikes(x, order, largest, unit)
-            ctx.about.append((x.shape, order, largest, unit, x.dtype))
-        ctx.save_for_backward(*saved, *(() if both else (b,)))
-        return a @ b
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        saved, of_a, of_b = ctx.saved_tensors, None, None
-        if ctx.needs_input_grad[0]:
-            b = _restored(saved[2:], ctx.about[1]) if len(ctx.about) > 1 else saved[2]
-            of_a = grad @ b.transpose(-2, -1)
-        if ctx.needs_input_grad[1]:
-            of_b = _restored(saved, ctx.about[0]).transpose(-2, -1) @ grad
-        return of_a, of_b, None, None, None
 
 
 def _restored(saved: Sequence[Tensor], about: Any) -> Tensor:
@@ -320,16 +264,11 @@ def _register() -> None:
             _unpack,
             _unpack_fake,
         ),
-        # what torch.compile sees of layers and products; their kernels for autograd, traced, are made of the others
+        # what torch.compile sees of a layer; its kernel for autograd, traced, is made of the others
         "kept": (
             "(Tensor x, Tensor weight, Tensor? bias, int largest, float unit, int[] form) -> Tensor",
             _plain,
             _plain,
-        ),
-        "product": (
-            "(Tensor a, Tensor b, int largest, float unit, bool both) -> Tensor",
-            _plain_product,
-            _plain_product,
         ),
     }
     for name, (schema, function, fake) in operators.items():
@@ -337,7 +276,6 @@ def _register() -> None:
         library.impl(name, function, "CompositeExplicitAutograd")
         torch.library.register_fake(f"spikecore::{name}", fake, lib=library)
     library.impl("kept", _Kept.apply, "Autograd")
-    library.impl("product", _Product.apply, "Autograd")
     lasting["library of packing"] = library  # torch forgets the operators with it
 
 

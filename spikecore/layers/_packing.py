@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import warnings
 from collections import Counter, defaultdict
@@ -10,29 +11,19 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple, Typ
 import torch
 from torch import nn
 
-from spikecore._base.bits import Whole, added, averaged, multiplied
+from spikecore._base.bits import BYTE, Whole, added, averaged, multiplied
 from spikecore.context import require_compiler
 from spikecore.core.checks import check_network
-from spikecore.core.modules import calls_as, replace_modules
+from spikecore.core.modules import calls_as, pair, replace_modules
 from spikecore.core.neuron import Neuron
-from spikecore.graph import Call, Graph, computed_by
-from spikecore.graph._parts import read_parts
+from spikecore.graph import Call, Graph, computed_by, read_parts
+from spikecore.lang.node import largest_count
 from spikecore.layers._blocks import Tokens
 from spikecore.layers._norm_neuron import NormNeuron
-from spikecore.layers._packed import (
-    HeadProducts,
-    PackedConv2d,
-    PackedHeadProducts,
-    PackedLinear,
-    as_kind,
-)
+from spikecore.layers._packed import PackedConv2d, PackedLinear, as_kind
 
 #: Torch's layers, and those that take their place.
-_PACKED: Mapping[Type[nn.Module], Type[nn.Module]] = {
-    nn.Linear: PackedLinear,
-    nn.Conv2d: PackedConv2d,
-    HeadProducts: PackedHeadProducts,
-}
+_PACKED: Mapping[Type[nn.Module], Type[nn.Module]] = {nn.Linear: PackedLinear, nn.Conv2d: PackedConv2d}
 #: Layers that give some of the numbers that they get, or 0, as often as may be.
 _KEEPING = (nn.Identity, nn.Flatten, nn.Unflatten, nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, Tokens)
 _PRODUCTS = (operator.mul, operator.imul, torch.mul, "mul", "mul_")
@@ -46,7 +37,7 @@ def pack(net: nn.Module) -> nn.Module:
     through identities, changes of shape, slices, maximum pooling, average pooling of windows of 2, 4, 8 and so on, and
     sums and products of spikes, which take two, four or eight bits. Elsewhere write
     :class:`spikecore.layers.PackedLinear` and ``PackedConv2d`` yourself. A ``NormNeuron`` that adds spikes before its
-    neuron keeps these as bits, too, and :class:`spikecore.layers.SpikingSelfAttention` queries, keys and values.
+    neuron keeps these as bits, too.
 
     Parameters and hooks stay the same objects, so that an optimiser goes on, and ``state_dict()`` has the same keys.
     Left as they are: subclasses, layers with a parametrisation, and those that are in the network twice. A part of the
@@ -165,7 +156,8 @@ def _of_layer(call: Call, args: Sequence[Optional[Whole]]) -> Optional[Whole]:
     neuron = getattr(module, layer.output_of) if hasattr(layer, "output_of") else module
     if calls_as(neuron, Neuron):
         outputs = neuron.program.outputs
-        spikes = Whole(1) if len(outputs) == 1 and outputs[0].op == "spike" else None
+        largest = largest_count(outputs[0]) if len(outputs) == 1 else None
+        spikes = Whole(largest) if largest and largest <= BYTE else None
         adds = isinstance(module, NormNeuron) and module.shortcut == "after" and len(args) > 1
         return added(spikes, args[1]) if adds else spikes
     if layer is None or not args:
@@ -177,9 +169,6 @@ def _of_layer(call: Call, args: Sequence[Optional[Whole]]) -> Optional[Whole]:
 
 def _averaged(pool: Any, known: Optional[Whole]) -> Optional[Whole]:
     """Of average pooling, where every window is divided by its size."""
-    size = pool.kernel_size
-    rows, columns = size if isinstance(size, (tuple, list)) and len(size) == 2 else (size, size)
-    pads = pool.padding not in (0, (0, 0)) and not pool.count_include_pad
-    plain = isinstance(rows, int) and isinstance(columns, int) and not pads
-    exact = plain and not pool.ceil_mode and pool.divisor_override is None
-    return averaged(known, rows * columns) if exact else None
+    pads = pair(pool.padding) != (0, 0) and not pool.count_include_pad
+    exact = not pads and not pool.ceil_mode and pool.divisor_override is None
+    return averaged(known, math.prod(pair(pool.kernel_size))) if exact else None

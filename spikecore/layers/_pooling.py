@@ -2,7 +2,9 @@
 
 - ``nn.MaxPool2d`` keeps its input, and an index of 8 bytes for each maximum. The place of each maximum within its
   window is enough, in a byte.
-- ``nn.AvgPool2d`` of windows that do not overlap keeps its input, of which backward reads the shape alone.
+- ``nn.AvgPool2d`` keeps its input, of which backward reads the shape alone.
+
+Windows neither overlap nor leave a gap, and are not padded; others are left to torch.
 
 Outputs, gradients and second derivatives are those of torch. Of equal maxima the first one counts, of several NaN the
 last one. Calls without a derivative, compiled, traced and transformed ones, and other inputs are left to torch.
@@ -11,7 +13,6 @@ last one. Calls without a derivative, compiled, traced and transformed ones, and
 from __future__ import annotations
 
 import math
-import operator
 from typing import Any, ClassVar, Dict, Tuple, Type, Union
 
 import torch
@@ -19,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from spikecore.context import is_plain
+from spikecore.core.modules import pair
 from spikecore.layers._packed import as_kind
 
 #: Most numbers in a window of maximum pooling: a byte tells so many places apart.
@@ -36,8 +38,7 @@ class _Compact(nn.Module):
         """``[B, C, H, W] -> [B, C, H', W']``, as torch's."""
         pool: Any = self
         if _is_compactable(pool) and _is_ours(input, pool):
-            function = _Pooling if _has_own_windows(pool) else _Overlapping
-            y: Tensor = function.apply(input, *_windows(pool), isinstance(self, nn.MaxPool2d))
+            y: Tensor = _Pooling.apply(input, pair(pool.kernel_size), isinstance(self, nn.MaxPool2d))
             return y
         return super().forward(input)  # type: ignore[no-any-return]  # torch's
 
@@ -75,13 +76,11 @@ def plain(module: nn.Module) -> nn.Module:
 
 
 class _Pooling(torch.autograd.Function):
-    """The maximum of each window, whose place is kept in a byte; or the average, for which nothing is kept. Windows do
-    not overlap.
-    """
+    """The maximum of each window, whose place is kept in a byte; or the average, for which nothing is kept."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, window: Window, stride: Window, padding: Window, is_max: bool) -> Tensor:
-        out, *places = _maxima(x, window, stride, padding) if is_max else (F.avg_pool2d(x, window),)
+    def forward(ctx: Any, x: Tensor, window: Window, is_max: bool) -> Tensor:
+        out, *places = _maxima(x, window) if is_max else (F.avg_pool2d(x, window),)
         ctx.save_for_backward(*places)
         ctx.window, ctx.shape = window, x.shape
         ctx.last = not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
@@ -106,84 +105,31 @@ class _Pooling(torch.autograd.Function):
         first, (r, _, c, _), last = parts.shape[:rows], parts.shape[rows : rows + 4], parts.shape[rows + 4 :]
         image = parts.contiguous().view(*first, r * h, c * w, *last).permute(back)
         rest = width - image.shape[3], height - image.shape[2]
-        return F.pad(image, (0, rest[0], 0, rest[1])) if any(rest) else image, None, None, None, None
+        return F.pad(image, (0, rest[0], 0, rest[1])) if any(rest) else image, None, None
 
 
-class _Overlapping(torch.autograd.Function):
-    """The maximum of each window, whose place is kept in a byte. Windows may overlap, and reach into the padding."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, window: Window, stride: Window, padding: Window, is_max: bool) -> Tensor:
-        out, places = _maxima(x, window, stride, padding)
-        ctx.save_for_backward(places)
-        ctx.windows, ctx.shape = (window, stride, padding), x.shape
-        ctx.memory = torch.contiguous_format if x.is_contiguous() else torch.channels_last
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        (window, stride, padding), places = ctx.windows, ctx.saved_tensors[0]
-        width = ctx.shape[3]
-        dtype = _offsets(window, width)
-        rows = places.div(window[1], rounding_mode="floor")
-        offsets = places.to(dtype).add_(rows.to(dtype), alpha=width - window[1])
-        indices = _beginnings(places, width, stride, padding) + offsets
-        # torch's function reads the shape and the order of memory of the input, and none of its numbers
-        x = torch.empty(ctx.shape, dtype=grad.dtype, device=grad.device, memory_format=ctx.memory)
-        of = torch.ops.aten.max_pool2d_with_indices_backward
-        return of(grad, x, window, stride, padding, (1, 1), False, indices), None, None, None, None
-
-
-def _beginnings(out: Tensor, width: int, stride: Window, padding: Window) -> Tensor:
-    """The index ``row * width + column`` at which each window begins, in an image of this width: ``[H', W']``. Of a
-    window that begins in the padding a row or a column is below 0.
-    """
-    rows, columns = (torch.arange(n, device=out.device) * step for n, step in zip(out.shape[2:], stride))
-    return (rows - padding[0])[:, None] * width + (columns - padding[1])
-
-
-def _maxima(x: Tensor, window: Window, stride: Window, padding: Window) -> Tuple[Tensor, Tensor]:
+def _maxima(x: Tensor, window: Window) -> Tuple[Tensor, Tensor]:
     """The maximum of each window and its place, by torch's pooling, whose indices are gone afterwards."""
-    out, indices = F.max_pool2d(x, window, stride, padding, return_indices=True)
-    width = x.shape[3]
-    dtype = _offsets(window, width)
-    # row * width + column, both within the window: what the two lose of their digits is gone from the difference, too
-    offsets = indices.to(dtype).sub_(_beginnings(out, width, stride, padding).to(dtype))
+    out, indices = F.max_pool2d(x, window, return_indices=True)
+    (height, columns), width = window, x.shape[3]
+    # each pass over the indices takes the time of its bytes; what they lose of their digits is gone from differences
+    dtype = torch.int16 if height * width < 2**15 else torch.int64
+    top, left = (torch.arange(n, device=x.device) * size for n, size in zip(out.shape[2:], window))
+    offsets = indices.to(dtype).sub_((top[:, None] * width + left).to(dtype))
     row = offsets.div(width, rounding_mode="floor")
-    return out, offsets.sub_(row, alpha=width - window[1]).to(torch.uint8)
-
-
-def _offsets(window: Window, width: int) -> torch.dtype:
-    """The dtype of ``row * width + column`` within a window: each pass over them takes the time of its bytes."""
-    return torch.int16 if window[0] * width < 2**15 else torch.int64
-
-
-def _pair(size: Any) -> Window:
-    # of one number or a sequence of one, which is meant for both
-    h, *others = size if isinstance(size, (tuple, list)) else (size,)
-    return operator.index(h), operator.index(others[0] if others else h)
-
-
-def _windows(pool: Any) -> Tuple[Window, Window, Window]:
-    """Size, stride and padding of windows; torch takes an empty stride for none."""
-    return _pair(pool.kernel_size), _pair(pool.stride or pool.kernel_size), _pair(pool.padding)
-
-
-def _has_own_windows(pool: Any) -> bool:
-    """True if windows neither overlap nor leave a gap, and none is padded; numbers may be set at any time."""
-    window, stride, padding = _windows(pool)
-    return window == stride and padding == (0, 0)
+    return out, offsets.sub_(row, alpha=width - columns).to(torch.uint8)
 
 
 def _is_compactable(pool: Any) -> bool:
-    """True if the pooled values are the only output, and little is enough for backward."""
-    if pool.ceil_mode:
+    """True if little is enough for backward: windows neither overlap nor leave a gap, and the pooled values are the
+    only output. Numbers may be set at any time.
+    """
+    window, stride = pair(pool.kernel_size), pair(pool.stride or pool.kernel_size)  # torch takes () for none
+    if pool.ceil_mode or window != stride or pair(pool.padding) != (0, 0):
         return False
     if isinstance(pool, nn.AvgPool2d):
-        return _has_own_windows(pool) and pool.divisor_override is None
-    return (
-        _pair(pool.dilation) == (1, 1) and not pool.return_indices and 1 < math.prod(_pair(pool.kernel_size)) <= _MOST
-    )
+        return pool.divisor_override is None
+    return pair(pool.dilation) == (1, 1) and not pool.return_indices and 1 < math.prod(window) <= _MOST
 
 
 def _is_ours(x: Tensor, pool: Any) -> bool:
@@ -191,8 +137,7 @@ def _is_ours(x: Tensor, pool: Any) -> bool:
     if not is_plain(x) or not (x.requires_grad and torch.is_grad_enabled()):
         return False
     usual = x.ndim == 4 and x.is_floating_point() and x.layout is torch.strided and x.numel() > 0
-    # torch reports windows that are larger than a padded image, and padding of more than half a window
-    (h, w), _, _ = _windows(pool)
+    h, w = pair(pool.kernel_size)  # torch reports windows that are larger than an image
     return usual and x.shape[2] >= h and x.shape[3] >= w
 
 

@@ -11,15 +11,18 @@ from spikecore.neurons._lif import *
 from spikecore.neurons._membrane import *
 from spikecore.neurons._nonlinear import *
 from spikecore.neurons._recurrent import *
+from spikecore.neurons._vectors import *
 
 __all__ = [
     "ALIF",
     "BRF",
     "CLIF",
+    "DHLIF",
     "EIF",
     "FEEDBACK",
     "GLIF",
     "IF",
+    "ILIF",
     "KLIF",
     "LI",
     "LIF",
@@ -28,12 +31,14 @@ __all__ = [
     "QIF",
     "TCLIF",
     "Alpha",
+    "CobaLIF",
     "Izhikevich",
     "Lapicque",
     "Leaky",
     "Membrane",
     "Recurrent",
     "SEAdLIF",
+    "SpikingSSM",
     "Synaptic",
     "SynapticLeaky",
     "TernaryLIF",

@@ -1,4 +1,4 @@
-"""Neurons with a second variable: a current, an adaptive threshold, a second potential, gates; and a read-out."""
+"""Neurons with a second variable: a current, conductances, an adaptive threshold, gates; and a read-out."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from spikecore.lang import ops
 from spikecore.neurons._lif import LIF
 from spikecore.neurons._membrane import Membrane
 
-__all__ = ["ALIF", "CLIF", "GLIF", "LI", "Synaptic"]
+__all__ = ["ALIF", "CLIF", "GLIF", "LI", "CobaLIF", "Synaptic"]
 
 
 class Synaptic(Membrane):
@@ -28,8 +28,6 @@ class Synaptic(Membrane):
     threshold: where it fires, in the unit of the potential; 0 or above (``v_reset`` or above where that is below 0).
     reset: ``"hard"`` to ``v_reset``, ``"soft"`` by subtraction of ``threshold``, or ``"none"``.
     v_reset: the potential at the start and after a hard reset.
-
-    Shapes, errors and all other arguments are those of every neuron: :class:`spikecore.Neuron`.
     """
 
     states = {"i": 0.0, "v": "v_reset"}
@@ -51,9 +49,54 @@ class Synaptic(Membrane):
 
     def dynamics(self, x: Any, s: Any, p: Any) -> Tuple[Any, Dict[str, Any]]:
         i = s.i * p.alpha + x
-        h = s.v * p.beta + i
+        h = ops.named("h", s.v * p.beta + i)
         z = self.spike(h - p.threshold)
         return z, {"i": i, "v": self.after_spike(h, z, p)}
+
+
+class CobaLIF(Membrane):
+    """Conductance-based LIF: two inputs charge conductances, which pull the potential to their reversal potentials::
+
+        ge' = alpha_e ge + e
+        gi' = alpha_i gi + i
+        h   = v + (v_rest - v + ge' (rev_e - v) + gi' (rev_i - v)) / tau
+        z   = [h >= threshold]
+
+    then reset of ``v`` (:class:`Membrane`); the conductances are not reset. They are in units of the leak conductance.
+    A call takes the excitatory and the inhibitory input, both 0 or above: ``neuron(e, i)``. The defaults are those of
+    Vogels and Abbott (J. Neuroscience, 2005) for steps of 1 ms, with the rest at 0 and the threshold at 1.
+
+    tau: time constant of the potential without input, in time steps; 1 or above.
+    alpha_e: part of the excitatory conductance that remains after a time step; 0 to 1.
+    alpha_i: part of the inhibitory conductance that remains after a time step; 0 to 1.
+    rev_e: excitatory reversal potential, in the unit of the threshold; any number.
+    rev_i: inhibitory reversal potential, in the unit of the threshold; any number.
+    v_rest: the potential that ``v`` leaks to; any number.
+    threshold: where it fires, in the unit of the potential; 0 or above (``v_reset`` or above where that is below 0).
+    reset: ``"hard"`` to ``v_reset``, ``"soft"`` by subtraction of ``threshold``, or ``"none"``.
+    v_reset: the potential at the start and after a hard reset.
+    """
+
+    inputs = ("e", "i")
+    states = {"ge": 0.0, "gi": 0.0, "v": "v_reset"}
+    params = {
+        "tau": 20.0,
+        "alpha_e": 0.8,
+        "alpha_i": 0.9,
+        "rev_e": 6.0,
+        "rev_i": -2.0,
+        "v_rest": 0.0,
+        **Membrane.params,
+    }
+    bounds = {"tau": (1.0, None), "alpha_e": (0.0, 1.0), "alpha_i": (0.0, 1.0)}
+    reset_states = ("v",)
+
+    def dynamics(self, x: Any, s: Any, p: Any) -> Tuple[Any, Dict[str, Any]]:
+        ge, gi = p.alpha_e * s.ge + x.e, p.alpha_i * s.gi + x.i
+        pull = p.v_rest - s.v + ge * (p.rev_e - s.v) + gi * (p.rev_i - s.v)
+        h = ops.named("h", s.v + pull / p.tau)
+        z = self.spike(h - p.threshold)
+        return z, {"ge": ge, "gi": gi, "v": self.after_spike(h, z, p)}
 
 
 class ALIF(LIF):
@@ -63,7 +106,7 @@ class ALIF(LIF):
         a' = rho a + z
 
     then reset of ``v`` (:class:`Membrane`); a soft reset subtracts the raised threshold. ``detach_reset`` concerns
-    ``v`` only.
+    ``v`` only. In that paper ``b' = rho b + (1 - rho) z``: its ``beta`` is ``beta / (1 - rho)`` here.
 
     tau: time constant of the potential, in time steps; 1 or above.
     rho: part of the adaptation that remains after a time step; 0 to 1.
@@ -72,8 +115,6 @@ class ALIF(LIF):
     threshold: where it fires without adaptation; 0 or above (``v_reset`` or above where that is below 0).
     reset: ``"hard"`` to ``v_reset``, ``"soft"`` by subtraction of ``threshold``, or ``"none"``.
     v_reset: the potential at the start, after a hard reset, and that ``v`` leaks to.
-
-    Shapes, errors and all other arguments are those of every neuron: :class:`spikecore.Neuron`.
     """
 
     states = {"v": "v_reset", "a": 0.0}
@@ -87,7 +128,7 @@ class ALIF(LIF):
         super().__init__(tau, rho=rho, beta=beta, **options)
 
     def dynamics(self, x: Any, s: Any, p: Any) -> Tuple[Any, Dict[str, Any]]:
-        h = self.charge(x, s, p)
+        h = ops.named("h", self.charge(x, s, p))
         raised = p.threshold + p.beta * s.a
         z = self.spike(h - raised)
         return z, {"v": self.after_spike(h, z, p, raised), "a": p.rho * s.a + z}
@@ -104,8 +145,6 @@ class LI(Neuron):
     tau: time constant of the potential, in time steps; 1 or above.
     decay_input: whether the input is divided by ``tau``, too.
     v_rest: the potential at the start, and that ``v`` leaks to.
-
-    Shapes, errors and all other arguments are those of every neuron: :class:`spikecore.Neuron`.
     """
 
     states = {"v": "v_rest"}
@@ -142,8 +181,7 @@ class CLIF(Neuron):
     threshold: where it fires, in the unit of the potential; 0 or above.
 
     ``v`` and ``m`` start at 0. With ``detach_reset`` the spike carries no gradient in ``v'``, neither by itself nor in
-    ``m'``. SpikingJelly's ``ComplementaryLIFNode``, whose surrogate is ``Rectangular(1.0)``. Shapes, errors and all
-    other arguments are those of every neuron: :class:`spikecore.Neuron`.
+    ``m'``. SpikingJelly's ``ComplementaryLIFNode``, whose surrogate is ``Rectangular(1.0)``.
     """
 
     states = {"v": 0.0, "m": 0.0}
@@ -155,7 +193,7 @@ class CLIF(Neuron):
         super().__init__(tau=tau, threshold=threshold, **options)
 
     def dynamics(self, x: Any, s: Any, p: Any) -> Tuple[Any, Dict[str, Any]]:
-        h = s.v - s.v / p.tau + x
+        h = ops.named("h", s.v - s.v / p.tau + x)
         z = self.spike(h - p.threshold)
         m = s.m * ops.sigmoid(h / p.tau) + z
         return z, {"v": h - z * (p.threshold + ops.sigmoid(m)), "m": m}
@@ -185,9 +223,8 @@ class GLIF(Neuron):
     learn: names of the parameters to learn; all by default.
 
     A tensor of shape ``[C]`` gives each channel its own. ``v`` and ``z`` start at 0. ``conductance`` is the same at
-    every time step; the authors' has a value for each of a fixed number of them. SpikingJelly has theirs as
-    ``GatedLIFNode``; where those values are equal, it is this one. Shapes, errors and all other arguments are those of
-    every neuron: :class:`spikecore.Neuron`.
+    every time step; the authors' has a value for each of a fixed number of them, which is an input of a neuron of one's
+    own. SpikingJelly has theirs as ``GatedLIFNode``; where those values are equal, it is this one.
     """
 
     states = {"v": 0.0, "z": 0.0}

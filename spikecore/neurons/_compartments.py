@@ -35,8 +35,6 @@ class TCLIF(Membrane):
     reset: ``"soft"`` by subtraction of ``threshold``, ``"hard"`` to ``v_reset``, or ``"none"``.
     v_reset: the potential of the soma at the start and after a hard reset.
     learn: names of the parameters to learn; ``c1`` and ``c2`` by default.
-
-    Shapes, errors and all other arguments are those of every neuron: :class:`spikecore.Neuron`.
     """
 
     states = {"d": 0.0, "v": "v_reset"}
@@ -60,7 +58,7 @@ class TCLIF(Membrane):
 
     def dynamics(self, x: Any, s: Any, p: Any) -> Tuple[Any, Dict[str, Any]]:
         e = s.d - ops.sigmoid(p.c1) * s.v + x
-        h = s.v + ops.sigmoid(p.c2) * e
+        h = ops.named("h", s.v + ops.sigmoid(p.c2) * e)
         z = self.spike(h - p.threshold)
         return z, {"d": e - z * p.gamma if self.reset == "soft" else e, "v": self.after_spike(h, z, p)}
 
@@ -85,7 +83,7 @@ class SEAdLIF(Neuron):
     threshold: where it fires, in the unit of the potential; 0 or above.
 
     ``v`` and ``w`` start at 0. The authors' surrogate is ``PiecewiseExp`` up to a scale. ``detach_reset`` changes
-    nothing. Shapes, errors and all other arguments are those of every neuron: :class:`spikecore.Neuron`.
+    nothing.
     """
 
     states = {"v": 0.0, "w": 0.0}
@@ -96,7 +94,7 @@ class SEAdLIF(Neuron):
 
     def dynamics(self, x: Any, s: Any, p: Any) -> Tuple[Any, Dict[str, Any]]:
         decay_u, decay_w = ops.exp(-1.0 / p.tau_u), ops.exp(-1.0 / p.tau_w)
-        h = decay_u * s.v + (1.0 - decay_u) * (x - s.w)
+        h = ops.named("h", decay_u * s.v + (1.0 - decay_u) * (x - s.w))
         z = self.spike(h - p.threshold)
         v = ops.select(ops.detach(z), 0.0, h)
         return z, {"v": v, "w": decay_w * s.w + (1.0 - decay_w) * (p.a * v + p.b * z) * p.q}
@@ -125,8 +123,7 @@ class BRF(Neuron):
     gamma: part of ``q`` that remains after a time step; 0 to 1.
     threshold: where it fires, in the unit of the potential; 0 or above.
 
-    It fires on ``>``. All states start at 0. With ``detach_reset`` the spike carries no gradient into ``q``. Shapes,
-    errors and all other arguments are those of every neuron: :class:`spikecore.Neuron`.
+    It fires on ``>``. All states start at 0. With ``detach_reset`` the spike carries no gradient into ``q``.
     """
 
     states = {"v": 0.0, "y": 0.0, "q": 0.0}

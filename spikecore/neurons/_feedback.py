@@ -1,4 +1,4 @@
-"""All steps of a neuron whose output comes back, as one call of its backend: whether that can be, and the call.
+"""All steps of a neuron whose outputs come back, as one call of its backend: whether that can be, and the call.
 
 A call whose signature is that of one that passed every check goes straight to what ran that one, as calls of neurons
 do (:mod:`spikecore.core.call`). Parameters are read at each call, and only their shapes are part of a signature.
@@ -6,18 +6,24 @@ do (:mod:`spikecore.core.call`). Parameters are read at each call, and only thei
 
 from __future__ import annotations
 
-from typing import Any, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
 
+from spikecore._base.running import packed as side_by_side
 from spikecore.backend import FEEDBACK_BIAS, FEEDBACK_WEIGHT, Feedback, Runner, Tensors
 from spikecore.context import EAGER, PLAIN, autocast_dtype
-from spikecore.core.call import arguments
+from spikecore.core import vectors
+from spikecore.core.call import arguments, with_values
 from spikecore.core.noted import NotedCall
 
 #: Outputs, states as they were given if they were asked for, and recorded states.
 FedResults = Tuple[Tensors, Optional[Tensors], Tensors]
+
+
+class Looped(Exception):
+    """Reason why a call with feedback computes one step after the other."""
 
 
 class Matrix(NamedTuple):
@@ -29,121 +35,138 @@ class Matrix(NamedTuple):
     delay: Optional[Tensor] = None
     longest: int = 0
 
-    @property
-    def tensors(self) -> Tensors:
-        """The tensors that there are."""
-        return (self.weight,) if self.bias is None else (self.weight, self.bias)
+
+#: Of a feedback: the numbers of the inputs that it is added to and of the output, and whether what comes back is a
+#: constant.
+Ends = Tuple[Tuple[int, ...], int, bool]
+
+
+def recalled(
+    neuron: Any,
+    key: Tuple[Any, ...],
+    inputs: Tensors,
+    state: Optional[Mapping[str, Tensor]],
+    matrices: Sequence[Matrix],
+) -> Optional[FedResults]:
+    """The results of a call like one that passed every check; None for another one."""
+    noted: Optional[NotedCall] = neuron._dispatch.noted.get(key)
+    values = None if noted is None else noted.values(neuron)
+    if noted is None or values is None:
+        return None
+    return noted.results(inputs, tuple(state.values()) if state else None, values, tensors_of(matrices))
+
+
+def tensors_of(matrices: Sequence[Matrix]) -> Tensors:
+    """Weights and biases, in order."""
+    return tuple([value for matrix in matrices for value in matrix[:2] if value is not None])
 
 
 def fed_back(
     neuron: Any,
     inputs: Tensors,
     state: Optional[Tensors],
-    matrix: Matrix,
+    matrices: Sequence[Matrix],
     record: Tuple[str, ...],
     final: bool,
-    options: Tuple[bool, int, int],
+    ends: Tuple[Ends, ...],
     mode: str,
-) -> Union[FedResults, str]:
-    """All steps of inputs ``[T, ..., H]``, or why they are not one call of the backend.
+    key: Optional[Tuple[Any, ...]],
+    sent: Tensors,
+    beside: Tuple[int, ...] = (),
+) -> FedResults:
+    """All steps of inputs ``[T, ..., H]``; raises :class:`Looped` if they are not one call of the backend.
 
-    ``state``: the states of the neuron in its order, then the last output and the past. ``options``: whether what comes
-    back is a constant, and the numbers of the input that it is added to and of the output.
+    ``state``: the states of the program in its order, then the last outputs and the past. ``key``: by which the call is
+    noted. ``sent``: the inputs of a runner; where some of them lie side by side in the first of these, ``beside`` has
+    their numbers.
     """
-    signature = _signature(inputs, state, matrix, mode, (record, final, *options))
-    noted: Optional[NotedCall] = None if signature is None else neuron._dispatch.noted.get(signature)
-    values = None if noted is None else noted.values(neuron)
-    if noted is not None and values is not None:
-        return noted.results(inputs, state, values, matrix.tensors, record)
-    feedback = Feedback(matrix.bias is not None, *options, matrix.delay is not None)
-    reason = why_looped(neuron, inputs, feedback, state or (), matrix, record, mode)
-    if reason:
-        return reason
-    behind = [(FEEDBACK_WEIGHT, matrix.weight), (FEEDBACK_BIAS, matrix.bias)]
-    dispatch = neuron._settled()
+    tensors, (delay, longest) = tensors_of(matrices), matrices[0][2:]
+    states = vectors.recorded(neuron, neuron.states)
+    recorded, count = tuple([name for name in record if name not in states]), len(states)
+    if recorded and state is not None:
+        state = (*with_values(state[:count], recorded, inputs[0]), *state[count:])
+    feedbacks = [
+        Feedback(matrix.bias is not None, detach, into[0], output, delay is not None, into[1:])
+        for matrix, (into, output, detach) in zip(matrices, ends)
+    ]
+    check_one_call(neuron, inputs, feedbacks, state or (), matrices, record, mode)
+    behind: List[Tuple[str, Any]] = []
+    for number, matrix in enumerate(matrices):
+        names = (FEEDBACK_WEIGHT, FEEDBACK_BIAS)
+        named = names if len(matrices) == 1 else [name.replace("linear", f"feedbacks.{number}") for name in names]
+        behind += zip(named, matrix)
+    settled = neuron._settled()
+    dispatch = settled.recording(recorded)
     asked = arguments(neuron, dispatch, inputs, state, final, EAGER, behind=behind)
     spec, *gradients = asked.kind
-    spec = (spec[0], None, *spec[2:5], feedback)
+    spec = (spec[0], None, *spec[2:5], feedbacks[0], tuple(feedbacks[1:]))
     kind = dispatch.find(inputs[0].device.type, spec, *gradients, bool(record), dispatch.stamp)
-    delays: Any = (matrix.delay, matrix.longest) if feedback.delays else ()
-    runner: Runner = dispatch.runners[kind]
-    params = (*asked.values, *matrix.tensors)
-    results = runner(inputs, state, (*params, *delays), record)
-    if signature is not None:
+    delays: Any = () if delay is None else (delay, longest)
+    runner: Runner = side_by_side(dispatch.runners[kind], beside) if beside else dispatch.runners[kind]
+    params = (*asked.values, *tensors)
+    outputs, end, trace = runner(sent, state, (*params, *delays), record)
+    if key is not None:
         noted = NotedCall(runner, asked.named, asked.values, neuron, len(asked.values))
-        if not record:
-            noted.bind(inputs, state, params, params)
-        dispatch.note(signature, noted)
-    return results
+        noted.bind(sent, state, params, params)
+        settled.note(key, noted)
+    # the last of named values come behind the states of the program
+    return outputs, end if end is None else (*end[:count], *end[count + len(recorded) :]), trace
 
 
-def _signature(
-    inputs: Tensors, state: Optional[Tensors], matrix: Matrix, mode: str, asked: Tuple[Any, ...]
-) -> Optional[Tuple[Any, ...]]:
-    """The key of a call beside the neuron's parameters; None for one that is always checked."""
-    if mode is not EAGER or matrix.delay is not None:
-        return None
-    dtype = autocast_dtype(inputs[0].device.type)
-    key: List[Any] = [state is None, matrix.bias is None, torch.is_grad_enabled(), dtype, *asked]
-    for value in (*inputs, *(state or ()), *matrix.tensors):
-        if type(value) not in PLAIN or value.layout is not torch.strided or value.is_nested:
-            return None
-        key += (value.shape, value.stride(), value.dtype, value.device, value.requires_grad)
-    return tuple(key)
-
-
-def why_looped(
+def check_one_call(
     neuron: Any,
     inputs: Tensors,
-    feedback: Feedback,
+    feedbacks: Sequence[Feedback],
     state: Sequence[Optional[Tensor]],
-    matrix: Matrix,
+    matrices: Sequence[Matrix],
     record: Sequence[str],
     mode: str,
-) -> str:
-    """Reason why a call with feedback cannot be one call of the backend, "" if it can.
+) -> None:
+    """Raise :class:`Looped` if a call with feedback cannot be one call of the backend.
 
-    ``state``: the states of the neuron in its order, then the last output and the past; None for what is at rest.
+    ``state``: the states of the neuron in its order, then the last outputs and the past; None for what is at rest.
     """
-    into = feedback.into
-    x = inputs[into]
+    x, weights = inputs[feedbacks[0].into], [value for matrix in matrices for value in matrix[:2] if value is not None]
     if mode is not EAGER or type(x) not in PLAIN:
-        return "torch traces or transforms the call, or x is no plain tensor"
-    there = [value for value in (*state, matrix.delay) if value is not None]
-    others = (*inputs[:into], *inputs[into + 1 :], *there, *matrix.tensors)
+        raise Looped("torch traces or transforms the call, or x is no plain tensor")
+    others = (*inputs, *[value for value in (*state, matrices[0].delay) if value is not None], *weights)
     if any(type(value) not in PLAIN or value.device != x.device for value in others):
-        return "weight, bias or state is no plain tensor beside x"
-    if any(value.layout is not torch.strided for value in (x, *others)):
+        raise Looped("weight, bias or state is no plain tensor beside x")
+    if any(value.layout is not torch.strided for value in others):
         # a kernel reads memory by strides
-        return "weight, bias, state or x is sparse, or has no strides"
+        raise Looped("weight, bias, state or x is sparse, or has no strides")
     width = x.shape[-1] if x.ndim > 1 else 0
-    if matrix.weight.shape != (width, width) or (matrix.bias is not None and matrix.bias.shape != (width,)):
-        return "linear does not keep the shape of a step"
+    for feedback, (weight, bias, *_) in zip(feedbacks, matrices):
+        rows = len(feedback.inputs) * width
+        if weight.shape != (rows, width) or (bias is not None and bias.shape != (rows,)):
+            raise Looped("linear does not keep the shape of a step")
     if not x.numel():
-        return "x is empty"
-    device, dtype = x.device.type, matrix.weight.dtype
-    mixed = any(value.dtype != dtype for value in matrix.tensors) or torch.promote_types(x.dtype, dtype) != x.dtype
+        raise Looped("x is empty")
+    device, dtype = x.device.type, weights[0].dtype
+    mixed = any(value.dtype != dtype for value in weights) or torch.promote_types(x.dtype, dtype) != x.dtype
     if mixed or dtype not in (x.dtype, autocast_dtype(device)):
-        return f"the weight is {dtype} and x is {x.dtype}"
+        raise Looped(f"the weight is {dtype} and x is {x.dtype}")
     backend = neuron._dispatch.bind(device).backend
     has = backend.capabilities_on(device)
     # what the loop does without: it collects a record itself, and the matrix is no parameter of its calls
-    learns = torch.is_grad_enabled() and any(value.requires_grad for value in matrix.tensors)
+    learns = torch.is_grad_enabled() and any(value.requires_grad for value in weights)
     demands = {
         "recurrent": True,
-        "feedback_options": feedback != Feedback(feedback.bias),
+        "feedback_options": any(row != Feedback(row.bias, further=row.further) for row in feedbacks),
+        "feedback_gates": len(feedbacks) > 1 or bool(feedbacks[0].further),
         "record": bool(record),
         "parameter_gradients": learns,
     }
     missing = [name for name, wants in demands.items() if wants and not getattr(has, name)]
-    return f"backend {backend.name!r} does not declare {', '.join(missing)}" if missing else ""
+    if missing:
+        raise Looped(f"backend {backend.name!r} does not declare {', '.join(missing)}")
 
 
 def under_autocast(x: Tensor, matrix: Matrix) -> Matrix:
     """The matrix as autocast would have its product with an output of the dtype of ``x``."""
     dtype = autocast_dtype(x.device.type)
     # autocast leaves float64 as it is
-    if dtype is None or torch.float64 in (x.dtype, *[value.dtype for value in matrix.tensors]):
+    if dtype is None or torch.float64 in (x.dtype, *[value.dtype for value in matrix[:2] if value is not None]):
         return matrix
     bias = None if matrix.bias is None else matrix.bias.to(dtype)
     return matrix._replace(weight=matrix.weight.to(dtype), bias=bias)

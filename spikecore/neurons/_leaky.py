@@ -63,7 +63,6 @@ class Leaky(LateReset, Neuron):
     reset_delay: True resets in the step after the spike, False in the same step.
 
     A ``state_dict`` of ``snntorch.Leaky`` loads, fixed ``beta`` and ``threshold`` included, which are buffers there.
-    Shapes, errors and all other arguments are those of every neuron: :class:`spikecore.Neuron`.
     """
 
     states = {"v": 0.0}
@@ -121,7 +120,6 @@ class SynapticLeaky(LateReset, Neuron):
 
     ``sc.Recurrent(SynapticLeaky(...), linear)`` is ``snntorch.RSynaptic``, to rounding, and with ``alpha=0``
     ``snntorch.RLeaky``, whose ``"zero"`` clears the input, as here. A ``state_dict`` of ``snntorch.Synaptic`` loads.
-    Shapes, errors and all other arguments are those of every neuron: :class:`spikecore.Neuron`.
     """
 
     states = {"i": 0.0, "v": 0.0}
@@ -182,8 +180,7 @@ class Alpha(Neuron):
     reset: ``"hard"`` (snnTorch: "zero"), ``"soft"`` ("subtract") or ``"none"``.
 
     Bit for bit where the logarithm is torch's, on the torch backend; to its rounding elsewhere. A ``state_dict`` of
-    ``snntorch.Alpha`` loads. Shapes, errors and all other arguments are those of every neuron:
-    :class:`spikecore.Neuron`.
+    ``snntorch.Alpha`` loads.
     """
 
     states = {"i_exc": 0.0, "i_inh": 0.0, "v": 0.0}
@@ -256,7 +253,6 @@ class Lapicque(Neuron):
     reset: ``"soft"`` (snnTorch: "subtract"), ``"hard"`` ("zero") or ``"none"``.
 
     A ``state_dict`` of ``snntorch.Lapicque`` loads; its ``beta`` says what ``R`` and ``C`` say, and is not read.
-    Shapes, errors and all other arguments are those of every neuron: :class:`spikecore.Neuron`.
     """
 
     states = {"v": 0.0}
@@ -299,7 +295,9 @@ def _circuit(beta: Any, R: Any, C: Any, time_step: Any) -> Tuple[Any, Any]:
     """Resistance and capacity of a decay, in the dtype in which snnTorch computes them."""
     if R is not None and C is not None:
         raise ValueError(f"Lapicque: beta={beta!r} follows from R={R!r} and C={C!r}; give two of the three")
-    parameters.require("Lapicque", "between 0 and 1, both excluded", lambda value: (value > 0) & (value < 1), beta=beta)
+    parameters.require(
+        "Lapicque", "beta", beta, "between 0 and 1, both excluded", lambda value: (value > 0) & (value < 1)
+    )
     rate = torch.log(1 / torch.as_tensor(beta))
     if C is not None:
         return _plain(time_step / (C * rate)), C

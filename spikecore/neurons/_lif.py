@@ -1,17 +1,21 @@
-"""Integrate-and-fire, its leaky form, and leaky forms that learn: SpikingJelly's IF, LIF, PLIF, KLIF and TernaryLIF."""
+"""Integrate-and-fire, its leaky form, leaky forms that learn, and forms with other outputs than a spike.
+
+SpikingJelly's IF, LIF, PLIF, KLIF, TernaryLIF and ILIF.
+"""
 
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, Tuple
+from typing import Any, Dict, Optional, Tuple
 
 import torch
 
 from spikecore.core import checks, parameters
+from spikecore.core.neuron import Neuron
 from spikecore.lang import ops
 from spikecore.neurons._membrane import Membrane
 
-__all__ = ["IF", "KLIF", "LIF", "PLIF", "TernaryLIF"]
+__all__ = ["IF", "ILIF", "KLIF", "LIF", "PLIF", "TernaryLIF"]
 
 
 class IF(Membrane):
@@ -25,8 +29,6 @@ class IF(Membrane):
     threshold: where it fires, in the unit of the potential; 0 or above (``v_reset`` or above where that is below 0).
     reset: ``"hard"`` to ``v_reset``, ``"soft"`` by subtraction of ``threshold``, or ``"none"``.
     v_reset: the potential at the start and after a hard reset.
-
-    Shapes, errors and all other arguments are those of every neuron: :class:`spikecore.Neuron`.
     """
 
     def __init__(
@@ -40,7 +42,7 @@ class IF(Membrane):
         super().__init__(threshold=threshold, reset=reset, v_reset=v_reset, **options)
 
     def dynamics(self, x: Any, s: Any, p: Any) -> Tuple[Any, Dict[str, Any]]:
-        h = s.v + x
+        h = ops.named("h", s.v + x)
         z = self.spike(h - p.threshold)
         return z, {"v": self.after_spike(h, z, p)}
 
@@ -60,8 +62,6 @@ class LIF(Membrane):
     threshold: where it fires, in the unit of the potential; 0 or above (``v_reset`` or above where that is below 0).
     reset: ``"hard"`` to ``v_reset``, ``"soft"`` by subtraction of ``threshold``, or ``"none"``.
     v_reset: the potential at the start, after a hard reset, and that ``v`` leaks to.
-
-    Shapes, errors and all other arguments are those of every neuron: :class:`spikecore.Neuron`.
     """
 
     params = {"tau": 2.0, **Membrane.params}
@@ -89,7 +89,7 @@ class LIF(Membrane):
         return s.v - (s.v - p.v_reset) / p.tau + x
 
     def dynamics(self, x: Any, s: Any, p: Any) -> Tuple[Any, Dict[str, Any]]:
-        h = self.charge(x, s, p)
+        h = ops.named("h", self.charge(x, s, p))
         z = self.spike(h - p.threshold)
         return z, {"v": self.after_spike(h, z, p)}
 
@@ -112,8 +112,6 @@ class PLIF(Membrane):
     reset: ``"hard"`` to ``v_reset``, ``"soft"`` by subtraction of ``threshold``, or ``"none"``.
     v_reset: the potential at the start, after a hard reset, and that ``v`` leaks to.
     learn: names of the parameters to learn; ``w`` by default.
-
-    Shapes, errors and all other arguments are those of every neuron: :class:`spikecore.Neuron`.
     """
 
     params = {"w": 0.0, **Membrane.params}
@@ -131,7 +129,7 @@ class PLIF(Membrane):
         learn: Any = ("w",),
         **options: Any,
     ) -> None:
-        parameters.require("PLIF", "above 1, since 1/tau = sigmoid(w)", lambda value: value > 1, tau=tau)
+        parameters.require("PLIF", "tau", tau, "above 1, since 1/tau = sigmoid(w)", lambda value: value > 1)
         w = 0.0 - (torch.log(tau - 1.0) if isinstance(tau, torch.Tensor) else math.log(tau - 1.0))
         super().__init__(w=w, threshold=threshold, reset=reset, v_reset=v_reset, learn=learn, **options)
         self.decay_input = decay_input
@@ -145,9 +143,9 @@ class PLIF(Membrane):
     def dynamics(self, x: Any, s: Any, p: Any) -> Tuple[Any, Dict[str, Any]]:
         r = ops.sigmoid(p.w)
         if self.decay_input:
-            h = s.v + (x - (s.v - p.v_reset)) * r
+            h = ops.named("h", s.v + (x - (s.v - p.v_reset)) * r)
         else:
-            h = s.v - (s.v - p.v_reset) * r + x
+            h = ops.named("h", s.v - (s.v - p.v_reset) * r + x)
         z = self.spike(h - p.threshold)
         return z, {"v": self.after_spike(h, z, p)}
 
@@ -169,8 +167,6 @@ class KLIF(LIF):
     reset: ``"hard"`` to ``v_reset``, ``"soft"`` by subtraction of ``threshold``, or ``"none"``.
     v_reset: the potential at the start, after a hard reset, and that ``v`` leaks to.
     learn: names of the parameters to learn; ``k`` by default.
-
-    Shapes, errors and all other arguments are those of every neuron: :class:`spikecore.Neuron`.
     """
 
     params = {"k": 1.0, **LIF.params}
@@ -192,7 +188,7 @@ class KLIF(LIF):
     def dynamics(self, x: Any, s: Any, p: Any) -> Tuple[Any, Dict[str, Any]]:
         gained = p.k * self.charge(x, s, p)
         # the comparison this way round lets a NaN through, and the derivative at 0 is 0
-        h = ops.where(gained <= 0.0, 0.0, gained)
+        h = ops.named("h", ops.where(gained <= 0.0, 0.0, gained))
         z = self.spike(h - p.threshold)
         if self.scale_reset:
             return z, {"v": self.after_spike(h / p.k, z, p, p.threshold / p.k)}
@@ -218,15 +214,72 @@ class TernaryLIF(LIF):
     v_reset: the potential at the start, after a hard reset, and that ``v`` leaks to.
 
     SpikingJelly's ``TernaryLIFNode``. The paper's neuron is the one with ``decay_input=False``, its amplitude of spikes
-    a factor behind it. Shapes, errors and all other arguments are those of every neuron: :class:`spikecore.Neuron`.
+    a factor behind it.
     """
 
     positive = ("threshold",)
 
     def dynamics(self, x: Any, s: Any, p: Any) -> Tuple[Any, Dict[str, Any]]:
-        h = self.charge(x, s, p)
+        h = ops.named("h", self.charge(x, s, p))
         up, down = self.spike(h - p.threshold), self.spike(-h - p.threshold)
         z = up - down
         if self.reset == "hard":
             return z, {"v": ops.select(up + down, p.v_reset, h)}
         return z, {"v": self.after_spike(h, z, p)}
+
+
+class ILIF(Neuron):
+    """LIF that gives the number of its spikes in a step, from 0 to ``levels`` (Luo et al., ECCV 2024, SpikeYOLO)::
+
+        h  = beta v + x
+        z  = round(h / threshold)         rounding="nearest", ties to even
+        z  = floor(h / threshold)         rounding="down"
+        v' = max(h - threshold z, v_min)
+
+    with ``z`` limited to 0 and ``levels``. Its derivative by ``h / threshold`` is 1 from 0 to ``levels``, else 0; it
+    has no surrogate.
+
+    beta: part of the potential that remains after a time step; 0 to 1.
+    levels: the largest number of spikes in a step; 1 to 255.
+    threshold: potential of a spike; above 0.
+    rounding: ``"nearest"``, or ``"down"``: a spike for each time that the threshold was passed.
+    v_min: the least potential after a step; None for none.
+
+    ``ILIF(detach_reset=True)`` is the neuron of SpikeYOLO and of the spike-driven transformers. SpikingJelly's
+    ``ILIFNode`` has ``tau``, with ``beta = 1 - 1 / tau``. ``ILIF(beta, rounding="down", v_min=-1.0)`` has the values of
+    sinabs' ``LIF`` with ``MaxSpike`` (``norm_input=False``), as on Speck and Xylo; ``beta=1`` those of its ``IAF``.
+    Derivatives are other ones there. For inference :func:`spikecore.functional.expand_counts` makes spikes of counts.
+    """
+
+    states = {"v": 0.0}
+    params = {"beta": 0.25, "threshold": 1.0}
+    configuration = {
+        **Neuron.configuration,
+        "levels": checks.levels,
+        "rounding": checks.rounding,
+        "v_min": checks.number_or_none,
+    }
+    bounds = {"beta": (0.0, 1.0)}
+    positive = ("threshold",)
+    follows = {"beta": "what stays in a step; neurons have no size"}
+
+    def __init__(
+        self,
+        beta: Any = params["beta"],
+        *,
+        levels: int = 4,
+        threshold: Any = params["threshold"],
+        rounding: str = "nearest",
+        v_min: Optional[float] = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(beta=beta, threshold=threshold, **options)
+        self.levels, self.rounding, self.v_min = levels, rounding, v_min
+
+    def dynamics(self, x: Any, s: Any, p: Any) -> Tuple[Any, Dict[str, Any]]:
+        h = ops.named("h", p.beta * s.v + x)
+        u = ops.clamp(h / p.threshold, 0.0, float(self.levels))
+        count = ops.round if self.rounding == "nearest" else ops.floor
+        z = count(u, straight_through=True)
+        v = h - (ops.detach(z) if self.detach_reset else z) * p.threshold
+        return z, {"v": v if self.v_min is None else ops.clamp(v, self.v_min)}

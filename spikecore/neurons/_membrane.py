@@ -32,8 +32,6 @@ class Membrane(Neuron):
         ``v_reset`` or above; where such a ``v_reset`` is learnt it has no range.
     reset: ``"hard"`` to ``v_reset``, ``"soft"`` by subtraction of ``threshold``, or ``"none"``.
     v_reset: the potential at the start and after a hard reset.
-
-    Shapes, errors and all other arguments are those of every neuron: :class:`spikecore.Neuron`.
     """
 
     states = {"v": "v_reset"}

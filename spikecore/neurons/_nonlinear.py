@@ -26,8 +26,6 @@ class QIF(Membrane):
     threshold: where it fires, in the unit of the potential; any number.
     reset: ``"hard"`` to ``v_reset``, ``"soft"`` by subtraction of ``threshold``, or ``"none"``.
     v_reset: the potential at the start and after a hard reset.
-
-    Shapes, errors and all other arguments are those of every neuron: :class:`spikecore.Neuron`.
     """
 
     params = {"tau": 2.0, "v_c": 0.8, "a0": 1.0, "v_rest": 0.0, **Membrane.params, "v_reset": -0.1}
@@ -51,7 +49,7 @@ class QIF(Membrane):
         )
 
     def dynamics(self, x: Any, s: Any, p: Any) -> Tuple[Any, Dict[str, Any]]:
-        h = s.v + (x + p.a0 * (s.v - p.v_rest) * (s.v - p.v_c)) / p.tau
+        h = ops.named("h", s.v + (x + p.a0 * (s.v - p.v_rest) * (s.v - p.v_c)) / p.tau)
         z = self.spike(h - p.threshold)
         return z, {"v": self.after_spike(h, z, p)}
 
@@ -74,8 +72,6 @@ class EIF(Membrane):
     threshold: where it fires, in the unit of the potential; any number.
     reset: ``"hard"`` to ``v_reset``, ``"soft"`` by subtraction of ``threshold``, or ``"none"``.
     v_reset: the potential at the start and after a hard reset.
-
-    Shapes, errors and all other arguments are those of every neuron: :class:`spikecore.Neuron`.
     """
 
     params = {"tau": 2.0, "delta_t": 1.0, "theta_rh": 0.8, "v_rest": 0.0, **Membrane.params, "v_reset": -0.1}
@@ -108,7 +104,7 @@ class EIF(Membrane):
     def dynamics(self, x: Any, s: Any, p: Any) -> Tuple[Any, Dict[str, Any]]:
         # e^40 times itself is finite in float32, as a norm of gradients needs it
         upstroke = p.delta_t * ops.exp(ops.minimum((s.v - p.theta_rh) / p.delta_t, 40.0))
-        h = s.v + (x + p.v_rest - s.v + upstroke) / p.tau
+        h = ops.named("h", s.v + (x + p.v_rest - s.v + upstroke) / p.tau)
         z = self.spike(h - p.threshold)
         return z, {"v": self.after_spike(h, z, p)}
 
@@ -135,8 +131,6 @@ class Izhikevich(Membrane):
     threshold: where it fires, in the unit of the potential; any number.
     reset: ``"hard"`` to ``v_reset``, ``"soft"`` by subtraction of ``threshold``, or ``"none"``.
     v_reset: the potential at the start and after a hard reset.
-
-    Shapes, errors and all other arguments are those of every neuron: :class:`spikecore.Neuron`.
     """
 
     states = {"v": "v_reset", "w": "w_rest"}
@@ -187,7 +181,7 @@ class Izhikevich(Membrane):
         )
 
     def dynamics(self, x: Any, s: Any, p: Any) -> Tuple[Any, Dict[str, Any]]:
-        h = s.v + (x + p.a0 * (s.v - p.v_rest) * (s.v - p.v_c) - s.w) / p.tau
+        h = ops.named("h", s.v + (x + p.a0 * (s.v - p.v_rest) * (s.v - p.v_c) - s.w) / p.tau)
         z = self.spike(h - p.threshold)
         w = s.w + (p.a * (h - p.v_rest) - s.w) / p.tau_w + p.b * z
         return z, {"v": self.after_spike(h, z, p), "w": w}

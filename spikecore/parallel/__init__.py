@@ -13,3 +13,4 @@ from spikecore.parallel._checkpoint import Checkpointed, checkpoint, checkpoint_
 from spikecore.parallel._pipeline import Pipeline
 
 __all__ = ["Checkpointed", "Pipeline", "checkpoint", "checkpoint_contexts"]
+__dir__ = __all__.copy

@@ -34,6 +34,7 @@ __all__ = [
     "FastSigmoid",
     "LeakyKReLU",
     "LogTailedReLU",
+    "MultiGaussian",
     "NonzeroSignLogAbs",
     "PiecewiseExp",
     "PiecewiseLeakyReLU",
@@ -44,10 +45,12 @@ __all__ = [
     "SoftSign",
     "SquarewaveFourier",
     "StraightThrough",
+    "Super",
     "SuperSpike",
     "Surrogate",
     "Triangular",
 ]
+__dir__ = __all__.copy
 
 #: The surrogates by name.
 SURROGATES: Dict[str, Type[Surrogate]] = {

@@ -16,12 +16,14 @@ __all__ = [
     "ATan",
     "Erf",
     "FastSigmoid",
+    "MultiGaussian",
     "NonzeroSignLogAbs",
     "PiecewiseExp",
     "QPseudoSpike",
     "Sigmoid",
     "SoftSign",
     "SquarewaveFourier",
+    "Super",
     "SuperSpike",
 ]
 
@@ -68,7 +70,7 @@ class Sigmoid(Surrogate):
 class FastSigmoid(Surrogate):
     """``1 / (1 + slope |u|)^2`` (Zenke and Ganguli, 2018). Primitive ``u / (1 + slope |u|)``, no step.
 
-    This is the formula of the paper, there called SuperSpike; Norse's ``"super"`` and snnTorch's ``fast_sigmoid``.
+    This is the formula of the paper, there called SuperSpike; snnTorch's ``fast_sigmoid``, Norse's :class:`Super`.
 
     slope: steepness, in 1 / potential; above 0.
     """
@@ -88,8 +90,8 @@ class FastSigmoid(Surrogate):
 class SuperSpike(Surrogate):
     """``alpha / (1 + |u|)^2``, SpikingJelly's ``SuperSpike``. Primitive ``alpha u / (1 + |u|)``.
 
-    ``alpha`` is a factor of the gradient and no steepness. The formula of Zenke and Ganguli (2018), which Norse calls
-    ``"super"``, is :class:`FastSigmoid`: with its steepness of 100 as ``alpha`` gradients are too large by far.
+    ``alpha`` is a factor of the gradient and no steepness. The formula of Zenke and Ganguli (2018) and Norse's
+    ``SuperSpike`` is :class:`Super`: with its steepness of 100 as ``alpha`` gradients are too large by far.
 
     alpha: height at the threshold, in 1 / potential; above 0.
     """
@@ -103,6 +105,45 @@ class SuperSpike(Surrogate):
 
     def primitive(self, u: Tensor) -> Tensor:
         return self.alpha * u / (1.0 + u.abs())
+
+
+@dataclass(frozen=True)
+class Super(FastSigmoid):
+    """``1 / (1 + slope |u|)^2``, Norse's ``method="super"``, there also called SuperSpike (Zenke and Ganguli, 2018).
+
+    It is :class:`FastSigmoid` with Norse's steepness, which it calls ``alpha``, and not :class:`SuperSpike`, which is
+    SpikingJelly's. In Norse 1.1.0 ``alpha`` has no effect, and the derivative is that of ``Super(1.0)``.
+
+    slope: steepness, in 1 / potential; above 0.
+    """
+
+    slope: float = 100.0
+
+
+@dataclass(frozen=True)
+class MultiGaussian(Surrogate):
+    """``gamma ((1 + h) N(u; 0, sigma) - h N(u; sigma, s sigma) - h N(u; -sigma, s sigma))`` (Yin et al., 2021).
+
+    ``N(u; m, d) = exp(-((u - m) / d)^2 / 2) / (d sqrt(2 pi))``: a Gaussian with negative sides. sinabs has
+    ``gamma = 1``, as ``grad_scale``.
+
+    sigma: width of the middle, in the unit of the potential; above 0.
+    h: height of the sides, without a unit.
+    s: width of the sides, in widths of the middle; above 0.
+    gamma: factor of the whole, without a unit.
+    """
+
+    sigma: float = 0.5
+    h: float = 0.15
+    s: float = 6.0
+    gamma: float = 0.5
+    positive = ("sigma", "s")
+
+    def derivative(self, u: Any) -> Any:
+        w = u / self.sigma
+        middle, below, above = (ops.exp(-0.5 * (d * d)) for d in (w, (w + 1.0) / self.s, (w - 1.0) / self.s))
+        scale = self.gamma / (math.sqrt(2.0 * _PI) * self.sigma)
+        return scale * ((1.0 + self.h) * middle - (self.h / self.s) * (below + above))
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The conformance suite: whether a backend computes what the equations say.
+"""The conformance suite: whether a backend computes what the equations say; and the check of one neuron.
 
 A backend's whole test file::
 
@@ -30,12 +30,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from spikecore.testing._case import DEFAULT_TIERS, TIERS, Case, Collection
     from spikecore.testing._cases import CASES
+    from spikecore.testing._check import NeuronCheck, Row, check
     from spikecore.testing._conformance import BackendConformance
-    from spikecore.testing._expected import ExpectedFailure
+    from spikecore.testing._expected import Excuse, ExpectedFailure
     from spikecore.testing._install import installed
     from spikecore.testing._report import Report, check_backend, examine
-    from spikecore.testing._tolerances import TOLERANCES, Tolerance
     from spikecore.testing._verdict import Result, Verdict, conforms, judge
+    from spikecore.testing.tolerances import TOLERANCES, Tolerance
 
 __all__ = [
     "CASES",
@@ -45,26 +46,32 @@ __all__ = [
     "BackendConformance",
     "Case",
     "Collection",
+    "Excuse",
     "ExpectedFailure",
+    "NeuronCheck",
     "Report",
     "Result",
+    "Row",
     "Tolerance",
     "Verdict",
+    "check",
     "check_backend",
     "conforms",
     "examine",
     "installed",
     "judge",
 ]
+__dir__ = __all__.copy
 
 _MODULES = {
     "_case": ("DEFAULT_TIERS", "TIERS", "Case", "Collection"),
     "_cases": ("CASES",),
+    "_check": ("NeuronCheck", "Row", "check"),
     "_conformance": ("BackendConformance",),
-    "_expected": ("ExpectedFailure",),
+    "_expected": ("Excuse", "ExpectedFailure"),
     "_install": ("installed",),
     "_report": ("Report", "check_backend", "examine"),
-    "_tolerances": ("TOLERANCES", "Tolerance"),
+    "tolerances": ("TOLERANCES", "Tolerance"),
     "_verdict": ("Result", "Verdict", "conforms", "judge"),
 }
 _WHERE = {name: module for module, names in _MODULES.items() for name in names}

@@ -13,10 +13,10 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 import torch
 from torch import Tensor
 
-from spikecore.testing._compare import backward
 from spikecore.testing._context import Context
 from spikecore.testing._oracle import Gradients
 from spikecore.testing._subject import Subject
+from spikecore.testing.compare import backward
 
 
 class Call:

@@ -95,7 +95,7 @@ class Collection:
 
         id: ``family/what-exactly``. tier: one of :data:`TIERS`. holds: the sentence that holds, for people. run: called
         with a :class:`~spikecore.testing._context.Context`; raises where it does not hold, best
-        :class:`~spikecore.testing._compare.Mismatch`. needs: names of capabilities, beside ``dtype``. undeclared: what
+        :class:`~spikecore.testing.compare.Mismatch`. needs: names of capabilities, beside ``dtype``. undeclared: what
         asking for one that is not declared must raise. computes: whether a runner of the backend must be seen to run.
 
         Raises ``ValueError`` for an id that is taken, and for a tier or a capability that there is not.

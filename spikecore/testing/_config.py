@@ -13,10 +13,10 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Sequence, Tuple
 import numpy as np
 
 from spikecore.dtypes import DTYPES
-from spikecore.testing._custom import CUSTOM, SWAP, TENT, TURN
-from spikecore.testing._models import MODELS, Model, spread
-from spikecore.testing._oracle import FEEDBACK, OTHER_ARGUMENTS, SURROGATES, Array, Derivative
-from spikecore.testing._strides import EVERY, repeated
+from spikecore.testing._oracle import OTHER_ARGUMENTS, SURROGATES, Array, Derivative, names_of_outputs
+from spikecore.testing._strides import BROADCAST, EVERY, part_of, repeated
+from spikecore.testing.custom import CUSTOM, SWAP, TENT, TURN
+from spikecore.testing.models import MODELS, Model, spread
 
 Names = Tuple[str, ...]
 SHAPE = (12, 3, 7)
@@ -65,6 +65,8 @@ class Config:
     call: str = "run"
     #: The input is the same at every step, and the call takes that step alone: ``repeat=T``.
     repeat: bool = False
+    #: Inputs that broadcast, and over what: ``gate batch``, ``x step``.
+    broadcast: Names = ()
     #: How often the call is made; results and gradients are those of the last time.
     calls: int = 1
     #: Inputs and states that require a gradient, by name; ``inputs``, ``states`` for all.
@@ -90,6 +92,10 @@ class Config:
     #: Numbers of the input that is added to, and of the output that comes back.
     into: int = 0
     output: int = 0
+    #: Several matrices: of each the output, the inputs, and ``detach`` of a constant one: ``0 01``, ``1 0 detach``.
+    ways: Names = ()
+    #: True if the last input has no outer part: it is what comes back.
+    alone: bool = False
     #: The longest delay of an output that comes back; 0 for none.
     longest: int = 0
     #: Batch normalisation in front of the neuron, in mode ``train`` or ``eval``; a shortcut ``before`` the neuron, or
@@ -160,6 +166,14 @@ class Config:
             every = self.neuron.params if name == "learn" else self.states
             if not set(some) <= set(every):
                 raise ValueError(f"{name}={_text(some)} must be some of {', '.join(every)}, or all")
+        for how in map(self.over, self.inputs):
+            if how and (
+                how not in BROADCAST or self.repeat or (how[:4] == "time" and self.call not in ("run", "short"))
+            ):
+                raise ValueError(
+                    f"broadcast={_text(self.broadcast)} must be an input and one of {', '.join(BROADCAST)}, without "
+                    "repeat=yes, and over time where all steps are one call"
+                )
         fused = self.feedback != "none" or (self.norm != "none" and not self.apart)
         if self.repeat and (fused or self.call == "single" or not self.shape[0]):
             raise ValueError("repeat=yes takes 1 step or more, no feedback, no call=single, and norm with apart=yes")
@@ -176,14 +190,24 @@ class Config:
 
     @property
     def inputs(self) -> Names:
-        """Names of the inputs, that of a shortcut among them."""
+        """Names of the inputs of a call, that of a shortcut among them."""
         skip = () if self.norm == "none" or self.shortcut == "none" else ("skip",)
-        return (*self.neuron.oracle.inputs, *skip)
+        return (*self.neuron.oracle.inputs[: len(self.neuron.oracle.inputs) - self.alone], *skip)
+
+    @property
+    def ends(self) -> Tuple[Tuple[int, Tuple[int, ...], bool], ...]:
+        """Of each matrix the output, the inputs, and whether it is constant."""
+        if not self.ways:
+            return ((self.output, (self.into,), self.constant),)
+        words = [way.split() for way in self.ways]
+        return tuple([(int(output), tuple(map(int, into)), "detach" in rest) for output, into, *rest in words])
 
     @property
     def carried(self) -> Names:
-        """Names of what is carried from step to step: the states and, with feedback, the last output."""
-        return self.states if self.feedback == "none" else (*self.states, FEEDBACK)
+        """Names of what is carried from step to step: the states and, with feedback, the last outputs."""
+        if self.feedback == "none":
+            return self.states
+        return (*self.states, *names_of_outputs([output for output, *_ in self.ends]).values())
 
     @property
     def layered(self) -> bool:
@@ -242,7 +266,9 @@ class Config:
         layer = bool(self.given) and (self.feedback == "fused" or normalised)
         needed = {
             "recurrent": self.feedback == "fused",
-            "feedback_options": self.feedback == "fused" and any((self.constant, self.into, self.output, self.longest)),
+            "feedback_options": self.feedback == "fused"
+            and any((self.longest, *[output or into[0] or constant for output, into, constant in self.ends])),
+            "feedback_gates": self.feedback == "fused" and sum(len(into) for _, into, _ in self.ends) > 1,
             "normalisation": normalised,
             "normalised_shortcut": normalised and self.shortcut == "normalised",
             "gradients": inputs or layer,
@@ -267,6 +293,10 @@ class Config:
             second = self.x if self.x2 in ("same", "view") else self.x2
             return dict(zip(self.inputs, (self.x, second))).get(name, "contiguous")
         return self.state_layout if name in self.carried else self.param_layout
+
+    def over(self, name: str) -> str:
+        """Dimensions that an input broadcasts over; "" for one that does not."""
+        return next((how for of, how in map(str.split, self.broadcast) if of == name), "")
 
     def values(self) -> Dict[str, Any]:
         """The parameters that are tensors, as arrays. All values of an array differ, but for those that a layout
@@ -300,7 +330,11 @@ class Config:
     def tied(self, draws: Tuple[Array, ...]) -> Tuple[Array, ...]:
         """Inputs that the layouts can hold."""
         once = [repeated(x, self.layout(name)) for name, x in zip(self.inputs, draws)]
+        once += draws[len(once) :]
         once = [repeated(x, "expanded-steps") for x in once] if self.repeat else once
+        for k, how in enumerate(map(self.over, self.inputs)):
+            if how:
+                once[k] = np.broadcast_to(part_of(once[k], how, len(self.shape) - 1), once[k].shape)
         return (once[0], once[0]) if self.x2 in ("same", "view") else tuple(once)
 
 

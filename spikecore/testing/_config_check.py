@@ -17,17 +17,17 @@ from torch import Tensor
 
 import spikecore as sc
 from spikecore.dtypes import NARROW
-from spikecore.layers._delay import PAST
+from spikecore.layers.delay import PAST
 from spikecore.testing._case import Collection
-from spikecore.testing._compare import Mismatch, as_array, backward, same
 from spikecore.testing._config import Config, piece_lengths
 from spikecore.testing._context import Context
 from spikecore.testing._layers import multiplies, near
 from spikecore.testing._network import in_network
-from spikecore.testing._oracle import FEEDBACK, Array, Gradients, Matrix
-from spikecore.testing._strides import laid, laid_step
+from spikecore.testing._oracle import FEEDBACK, Array, Gradients, Matrices
+from spikecore.testing._strides import as_input, laid, laid_step, part_of, summed
 from spikecore.testing._subject import Subject
 from spikecore.testing._subnormal import foremost
+from spikecore.testing.compare import Mismatch, as_array, backward, same
 
 #: By what cotangents are multiplied so that gradients overflow in float16 and cotangents do not: those of outputs, and
 #: those of states, which are never float16. The share of them that is NaN.
@@ -79,6 +79,9 @@ def leaves_of(s: Subject, config: Config) -> Dict[str, Tensor]:
     """Inputs and states in their layouts; two names of one tensor where an input is given twice."""
     lay = _laid_once if config.repeat else laid
     leaves = {name: lay(x, config.layout(name)) for name, x in zip(config.inputs, s.xs())}
+    for name in config.inputs:
+        if config.over(name):
+            leaves[name] = as_input(part_of(leaves[name], config.over(name), len(s.shape) - 1), config.over(name))
     leaves.update({name: laid_step(value, config.layout(name)) for name, value in (s.start() or {}).items()})
     leaves = {name: value.detach().requires_grad_(name in config.leaves) for name, value in leaves.items()}
     first = leaves[config.inputs[0]]
@@ -153,9 +156,10 @@ def _check_values(
         values = {name.partition(" ")[2]: value.detach() for name, value in results.items() if name.startswith(kind)}
         past = values.pop(PAST, None) if config.longest else None
         checks.append(partial(s.check_states, values, expected, what, exact))
-        if past is not None and isinstance(s.seen.layer, Matrix):
+        if past is not None and isinstance(s.seen.layer, Matrices):
             fed = np.concatenate([s.seen.start[FEEDBACK][None], s.seen.outputs[config.output]])
-            checks.append(partial(same, "final past", s.of, as_array(past), s.seen.layer.past(fed, config.longest)))
+            before = s.seen.layer.each[0].past(fed, config.longest)
+            checks.append(partial(same, "final past", s.of, as_array(past), before))
     foremost(checks, Mismatch)
     if config.call != "short" and not all(f"final {name}" in results for name in config.states):
         raise Mismatch(f"{s.of}: no state is carried between single steps")
@@ -208,8 +212,9 @@ def _check_gradients(s: Subject, config: Config, leaves: Mapping[str, Tensor], r
     cotangents = cotangents_of(s, config)
     # a result that nothing wanted leads to may be without a graph, and one without steps or elements, too
     connected = [name for name in cotangents if results[name].requires_grad]
-    if not connected and not s.drawn and s.shape[0]:
-        connected = [name for name in cotangents if results[name].numel() and (config.leaves or config.learnt)]
+    wanted = config.learnt or any(leaf.requires_grad for leaf in leaves.values())
+    if wanted and not connected and not s.drawn and s.shape[0]:
+        connected = [name for name in cotangents if results[name].numel()]
     if connected:
         of = s.of if len(connected) == len(results) else f"{', '.join(connected)} of {s.of}"
         backward(of, [results[name] for name in connected], [cotangents[name] for name in connected])
@@ -226,17 +231,16 @@ def _check_gradients(s: Subject, config: Config, leaves: Mapping[str, Tensor], r
 
 
 def _compare_gradients(
-    s: Subject,
-    config: Config,
-    cotangents: Mapping[str, Tensor],
-    gradients: Mapping[str, Optional[Tensor]],
-    words: str,
+    s: Subject, config: Config, cotangents: Mapping[str, Tensor], gradients: Mapping[str, Optional[Tensor]], words: str
 ) -> None:
     """Gradients by the names of leaves are the oracle's."""
     groups = _groups(config, cotangents)
     right, limits = s.gradients(*groups), s.conditioned(*groups)
     inputs = dict(zip(config.inputs, [g.sum(0) for g in right.inputs] if config.repeat else right.inputs))
     terms: Dict[str, Array] = {}
+    for name in filter(config.over, config.inputs):
+        terms[name] = _summed(np.abs(inputs[name]), name, config)
+        inputs[name] = _summed(inputs[name], name, config)
     if config.x2 in ("same", "view"):
         first, second = config.inputs[:2]
         terms[first] = np.abs(inputs[first]) + np.abs(inputs[second])
@@ -274,12 +278,19 @@ def _compare_gradients(
     foremost(checks, Mismatch)
 
 
+def _summed(x: Array, name: str, config: Config) -> Array:
+    """The sum over what an input broadcasts over."""
+    return np.asarray(summed(x, config.over(name), len(config.shape) - 1))
+
+
 def _limit(limits: Callable[[], Gradients], quantity: str, name: str, config: Config) -> Array:
     """Allowed deviation of the gradient of a leaf."""
     of = limits()
     inputs = [limit.sum(0) for limit in of.inputs] if config.repeat else of.inputs
     if quantity == "input gradient" and config.x2 in ("same", "view"):
         return np.asarray(inputs[0] + inputs[1])
+    if config.over(name):
+        return _summed(dict(zip(config.inputs, inputs))[name], name, config)
     kinds = {"state gradient": of.state, "parameter gradient": of.params}
     return np.asarray(kinds.get(quantity, dict(zip(config.inputs, inputs)))[name])
 
@@ -295,9 +306,11 @@ def _through_normal(s: Subject, cotangent: Array) -> Array:
 
 def _own_name(path: str) -> str:
     """The name of a parameter within its module: ``linear.weight`` is ``weight``, behind a parametrisation, too; that
-    of the normalisation of a shortcut is ``skip_weight``.
+    of the normalisation of a shortcut is ``skip_weight``, that of the second of several matrices ``1.weight``.
     """
-    return path.replace(".original", "").replace("shortcut_norm.", "skip_").rpartition(".")[2]
+    name = path.replace(".original", "").replace("shortcut_norm.", "skip_").rpartition(".")[2]
+    parts = path.split(".")
+    return f"{parts[1]}.{name}" if parts[0] == "feedbacks" else name
 
 
 def _named(quantity: str, name: str, config: Config) -> str:

@@ -18,13 +18,13 @@ from torch import Tensor
 
 import spikecore as sc
 from spikecore._base.running import in_graph
-from spikecore._plugins.registry import default_registry
-from spikecore._plugins.selection import REFERENCE
 from spikecore.backend import Backend, BackendInfo, Runner, Spec
 from spikecore.dtypes import has_float64
 from spikecore.lang import Program
+from spikecore.plugins.registry import default_registry
+from spikecore.plugins.selection import REFERENCE
 from spikecore.testing._case import Undeclared
-from spikecore.testing._compare import Mismatch
+from spikecore.testing.compare import Mismatch
 
 #: Seconds in which what a runtime still holds must be free.
 SETTLED = 1.0
@@ -101,8 +101,8 @@ class Witness:
             )
 
 
-#: Methods that a runner may have beside its call.
-_QUICK = ("moments", "input_statistics", "one_step", "bind")
+#: What a runner may have beside its call.
+_QUICK = ("moments", "input_statistics", "one_step", "bind", "broadcasts")
 
 
 class _Counted:
@@ -149,11 +149,7 @@ class Context:
     """
 
     def __init__(
-        self,
-        backend: Backend,
-        device: str,
-        witness: Optional[Witness] = None,
-        seeds: Optional[Dict[str, int]] = None,
+        self, backend: Backend, device: str, witness: Optional[Witness] = None, seeds: Optional[Dict[str, int]] = None
     ) -> None:
         self.backend = backend
         #: Seeds that the case drew its inputs from, by name.

@@ -14,7 +14,7 @@ import torch
 
 from spikecore.dtypes import NARROW
 from spikecore.testing._oracle import Array
-from spikecore.testing._tolerances import EXACT, Tolerance
+from spikecore.testing.tolerances import EXACT, Tolerance
 
 #: The smallest normal number of float32.
 _TINY = float(np.finfo(np.float32).tiny)

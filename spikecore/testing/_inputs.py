@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from spikecore.testing._oracle import Array, Gradients, Oracle, Trajectory, run
-from spikecore.testing._tolerances import MARGIN, TOLERANCES
+from spikecore.testing.tolerances import MARGIN, TOLERANCES
 
 #: Draws per neuron from which the first good one is taken; fewer for many neurons.
 POOL, MANY, POOL_OF_MANY = 64, 10_000, 6

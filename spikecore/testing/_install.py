@@ -7,8 +7,8 @@ from types import SimpleNamespace
 from typing import Any, Iterator, List, Optional, Tuple, Type
 
 import spikecore
-from spikecore._plugins import registry
 from spikecore.backend import ANY_DEVICE, Backend, BackendInfo
+from spikecore.plugins import registry
 
 _classes = SimpleNamespace()
 

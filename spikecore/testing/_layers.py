@@ -17,12 +17,12 @@ from torch import Tensor, nn
 import spikecore as sc
 from spikecore.dtypes import DTYPES, NARROW
 from spikecore.layers import NormNeuron
-from spikecore.testing._compare import Mismatch
 from spikecore.testing._config import Config
 from spikecore.testing._context import Context
 from spikecore.testing._inputs import generator, rounded
-from spikecore.testing._oracle import FEEDBACK, Affine, Array, Matrix, Norm
+from spikecore.testing._oracle import Affine, Array, Matrices, Matrix, Norm
 from spikecore.testing._strides import repeated
+from spikecore.testing.compare import Mismatch
 
 if TYPE_CHECKING:
     from spikecore.testing._subject import Subject
@@ -31,52 +31,64 @@ if TYPE_CHECKING:
 class Layer(NamedTuple):
     """A layer: its oracle, its inputs, and what puts it around a neuron."""
 
-    oracle: Union[Matrix, Norm]
+    oracle: Union[Matrices, Norm]
     inputs: List[Array]
     around: Callable[[Any], Any]
     #: Description for messages.
     words: str
 
 
-def feedback(s: Subject, weights: str, **options: Any) -> Layer:
-    """``Recurrent``. weights: ``learnt``, ``frozen``, ``absent`` (no bias) or ``masked`` by a parametrisation."""
-    width = s.shape[-1]
+def feedback(s: Subject, config: Config, **options: Any) -> Layer:
+    """``Recurrent``. ``weights``: ``learnt``, ``frozen``, ``absent`` (no bias) or ``masked`` by a parametrisation."""
+    width, weights, longest = s.shape[-1], config.weights, config.longest
     rng = generator("recurrent", s.model.name, s.shape)
-    # multiples of 1/8, of which sums with spikes are exact in every order and in every dtype
-    weight = np.rint(rng.normal(size=(width, width)) * 8.0 / np.sqrt(min(width, 8))) / 8.0
-    bias = None if weights == "absent" else np.rint(rng.normal(size=width) * 4.0) / 8.0
-    first = np.zeros(s.shape[1:])
-    if s.state is not None:
-        first = s.state[FEEDBACK] = rng.integers(0, 2, s.shape[1:]).astype(float)
-    linear: Any = nn.Linear(width, width, bias=bias is not None).to(s.dtype)
-    with torch.no_grad():
-        linear.weight.copy_(torch.tensor(weight))
-        if bias is not None:
-            linear.bias.copy_(torch.tensor(bias))
-    mask: Any = (np.arange(width * width) % 2).reshape(width, width) if weights == "masked" else 1.0
-    if weights == "masked":
-        nn.utils.parametrize.register_parametrization(linear, "weight", _Mask())
-    linear.requires_grad_(weights != "frozen")
     narrow = partial(rounded, dtype=s.dtype) if s.dtype_name in NARROW else np.asarray
-    into, output = options.pop("ends", (0, 0))
-    longest = options.pop("longest", 0)
     # the first neurons have no delay, the longest one, and one of more steps than there are
     delay = np.arange(width) * longest % (longest + 1) if longest else None
-    matrix = Matrix(weight * mask, bias, narrow, mask, options.get("detach", False), into, output, delay)
-    fed = np.concatenate([first[None], s.seen.outputs[output]])
-    back = matrix.back(np.stack([matrix.arriving(fed, t) for t in range(s.shape[0])])) if s.shape[0] else s.inputs[into]
-    if longest:
-        linear = sc.Delay(linear, longest, delay=torch.tensor(delay).to(torch.float32), learn=())
-    if len(s.inputs) > 1:
-        options["into"] = s.twin.inputs[into]
-    if len(s.seen.outputs) > 1:
-        options["output"] = output
+    made: List[Tuple[Matrix, Any]] = []
+    for output, into, constant in config.ends:
+        rows = len(into) * width
+        # multiples of 1/8, of which sums with spikes are exact in every order and in every dtype
+        weight = np.rint(rng.normal(size=(rows, width)) * 8.0 / np.sqrt(min(width, 8))) / 8.0
+        bias = None if weights == "absent" else np.rint(rng.normal(size=rows) * 4.0) / 8.0
+        linear: Any = nn.Linear(width, rows, bias=bias is not None).to(s.dtype)
+        with torch.no_grad():
+            linear.weight.copy_(torch.tensor(weight))
+            if bias is not None:
+                linear.bias.copy_(torch.tensor(bias))
+        mask: Any = (np.arange(rows * width) % 2).reshape(rows, width) if weights == "masked" else 1.0
+        if weights == "masked":
+            nn.utils.parametrize.register_parametrization(linear, "weight", _Mask())
+        linear.requires_grad_(weights != "frozen")
+        matrix = Matrix(weight * mask, bias, narrow, mask, constant, into, output, delay)
+        if longest:
+            linear = sc.Delay(linear, longest, delay=torch.tensor(delay).to(torch.float32), learn=())
+        made.append((matrix, linear))
+    matrices = Matrices(tuple([matrix for matrix, _ in made]))
+    first = dict.fromkeys(matrices.names, np.zeros(s.shape[1:]))
+    if s.state is not None:
+        for output, name in matrices.names.items():
+            first[output] = s.state[name] = rng.integers(0, 2, s.shape[1:]).astype(float)
+    fed = {output: np.concatenate([start[None], s.seen.outputs[output]]) for output, start in first.items()}
+    steps = [matrices.drives([x[t] for x in s.inputs], fed, t, sign=-1.0) for t in range(s.shape[0])]
+    inputs = [rounded(np.stack(at), s.dtype) for at in zip(*steps)] if steps else [*s.inputs]
+    if config.alone:
+        inputs[-1] = np.zeros_like(inputs[-1])
+        options["given"] = config.inputs
+    several = len(s.inputs) > 1, len(s.seen.outputs) > 1
 
     def around(neuron: Any) -> Any:
-        return sc.Recurrent(neuron, copy.deepcopy(linear), **options)
+        ways: List[Any] = []
+        for matrix, linear in made:
+            names = tuple([s.twin.inputs[k] for k in matrix.into])
+            ends: Any = {"into": names if len(names) > 1 else names[0]} if several[0] else {}
+            ends["output"] = matrix.output if several[1] else None
+            ways.append((copy.deepcopy(linear), {**ends, "detach": matrix.detach}))
+        if len(ways) == 1:
+            return sc.Recurrent(neuron, ways[0][0], **ways[0][1], **options)
+        return sc.Recurrent(neuron, [sc.layers.Feedback(linear, **ends) for linear, ends in ways], **options)
 
-    inputs = [rounded(x - back, s.dtype) if k == into else x for k, x in enumerate(s.inputs)]
-    return Layer(matrix, inputs, around, "with feedback through a matrix")
+    return Layer(matrices, inputs, around, "with feedback")
 
 
 class _Mask(nn.Module):

@@ -16,8 +16,9 @@ import logging
 from functools import partial
 from typing import Any, List
 
-from spikecore._plugins.registry import contained, default_registry, described, normal_name
 from spikecore.backend import BackendLoadError
+from spikecore.plugins.plugin import contained, described, normal_name
+from spikecore.plugins.registry import default_registry
 from spikecore.testing._case import Collection
 from spikecore.testing._cases import CASES
 

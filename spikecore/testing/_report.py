@@ -13,8 +13,8 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 import torch
 
 import spikecore
-from spikecore._plugins.registry import default_registry
 from spikecore.backend import BACKEND_API, BackendError, BackendUnavailable
+from spikecore.plugins.registry import default_registry
 from spikecore.testing._case import TIERS
 from spikecore.testing._context import device_name
 from spikecore.testing._expected import Excuse

@@ -15,15 +15,15 @@ from typing import Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Uni
 
 import torch
 
-from spikecore._plugins.registry import default_registry
 from spikecore.backend import Backend, BackendError, BackendInfo, Capabilities, Unsupported
 from spikecore.dtypes import has_float64
+from spikecore.plugins.registry import default_registry
 from spikecore.testing._case import Case, Collection, Undeclared
 from spikecore.testing._cases import CASES
-from spikecore.testing._compare import Mismatch
 from spikecore.testing._context import Context, Witness, check_device, choose_device, device_name
 from spikecore.testing._expected import DIFFERENCE, REFUSAL, Excuse, ExpectedFailure, Failure, excuse_for, excuse_of
 from spikecore.testing._verdict import Result
+from spikecore.testing.compare import Mismatch
 
 _ASKER = "the conformance suite"
 

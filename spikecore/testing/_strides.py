@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Callable, Dict
+from typing import Any, Callable, Dict, Sequence
 
 import numpy as np
 import torch
@@ -23,6 +23,36 @@ _ONCE: Dict[str, Callable[[Any], Any]] = {
 def repeated(x: Any, layout: str) -> Any:
     """An array with the values that it has in a layout."""
     return np.broadcast_to(_ONCE[layout](x), x.shape) if layout in _ONCE and x.ndim else x
+
+
+#: Inputs ``[T, *N]`` that broadcast, by what they have once: for the number of dimensions of ``*N``, these dimensions.
+_BROADCAST: Dict[str, Callable[[int], Sequence[int]]] = {
+    "batch": lambda dims: [-dims],
+    "last": lambda dims: [-1],
+    "all-but-channels": lambda dims: [axis for axis in range(-dims, 0) if axis != 1 - dims],
+    "neurons": lambda dims: range(-dims, 0),
+    "time": lambda dims: [0],
+    "time-and-batch": lambda dims: [0, -dims],
+    # given as [T]
+    "step": lambda dims: range(-dims, 0),
+}
+BROADCAST = tuple(_BROADCAST)
+
+
+def part_of(x: Any, how: str, dims: int) -> Any:
+    """The part of an array that an input has which broadcasts so; ``dims``: of one time step."""
+    once = [axis % x.ndim for axis in _BROADCAST[how](dims)]
+    return x[tuple(slice(1) if axis in once else slice(None) for axis in range(x.ndim))]
+
+
+def as_input(part: Any, how: str) -> Any:
+    """The part as it is given to a neuron."""
+    return part.reshape(-1) if how == "step" else part
+
+
+def summed(x: Any, how: str, dims: int) -> Any:
+    """The sum over those that read one number, in the shape of the input."""
+    return as_input(x.sum(tuple(axis % x.ndim for axis in _BROADCAST[how](dims)), keepdims=True), how)
 
 
 def expanded(x: Tensor, layout: str) -> Tensor:

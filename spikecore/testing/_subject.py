@@ -11,18 +11,18 @@ from torch import Tensor, nn
 
 from spikecore.core.neuron import Neuron
 from spikecore.dtypes import DTYPES, NARROW
-from spikecore.testing._compare import Mismatch, as_array, backward, same
 from spikecore.testing._conditioning import Conditioning
 from spikecore.testing._config import Config, piece_lengths
 from spikecore.testing._context import Context
-from spikecore.testing._custom import library_surrogate
 from spikecore.testing._fixed import Rewritten, fixed, on_grids
 from spikecore.testing._inputs import dyadic, generator, margin, rounded, settled, unsteady
 from spikecore.testing._layers import Layer, feedback, normalisation
-from spikecore.testing._models import Model
 from spikecore.testing._oracle import Array, Gradients, Oracle, Trajectory, adjoint, run, summed
 from spikecore.testing._strides import laid_step, repeated
-from spikecore.testing._tolerances import EXACT, EXACT_STEPS, TOLERANCES
+from spikecore.testing.compare import Mismatch, as_array, backward, same
+from spikecore.testing.custom import library_surrogate
+from spikecore.testing.models import Model
+from spikecore.testing.tolerances import EXACT, EXACT_STEPS, TOLERANCES
 
 
 class Subject:
@@ -51,11 +51,7 @@ class Subject:
         if config.param_dtype:
             arrays = {name: rounded(value, DTYPES[config.param_dtype]) for name, value in arrays.items()}
         exact, word = config.exact, config.word
-        self.params: Dict[str, Any] = {
-            **(self.model.exact_params if exact else self.model.params),
-            **arrays,
-            **values,
-        }
+        self.params: Dict[str, Any] = {**(self.model.exact_params if exact else self.model.params), **arrays, **values}
         self._param_dtype = DTYPES[config.param_dtype] if config.param_dtype else self.held
         self.layer: Optional[Layer] = None
         self._conditioning: Optional[Conditioning] = None
@@ -106,8 +102,7 @@ class Subject:
         if config.norm != "none":
             return normalisation(self, config)
         step = "single" if config.call == "single" else "multi"
-        options: Dict[str, Any] = {"fused": config.feedback == "fused", "step": step, "detach": config.constant}
-        return feedback(self, config.weights, ends=(config.into, config.output), longest=config.longest, **options)
+        return feedback(self, config, fused=config.feedback == "fused", step=step)
 
     def another(self, backend: str) -> Neuron:
         """The neuron, made anew, on a backend."""

@@ -11,10 +11,15 @@ from __future__ import annotations
 
 import gc
 import warnings
+from collections import Counter
 from contextlib import suppress
-from typing import Any, Callable, List, Sequence, Tuple
+from typing import Any, Callable, Dict, Hashable, Iterable, List, NamedTuple, Sequence, Tuple
+from typing import Counter as Counts
 
 import torch
+from torch import Tensor, nn
+
+from spikecore.batches import flattened, tree_map
 
 Work = Callable[[], Any]
 
@@ -140,3 +145,62 @@ class Capture:
         with suppress(RuntimeError):
             self._within(graph, lambda: torch.zeros(1, device=self.device))
         self.forget()
+
+
+class _Graph(NamedTuple):
+    """Captured work: the tensors that its inputs are copied into, the function that replays it, and the gradients that
+    a replay computes.
+    """
+
+    inputs: List[Tensor]
+    replay: Callable[[], Any]
+    gradients: List[Tuple[nn.Parameter, Tensor]]
+
+
+class GraphCache:
+    """CUDA graphs on one GPU, by the kind of what they were captured for, and how often each kind ran without one."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.capture = Capture(device)
+        self.runs: Counts[Hashable] = Counter()
+        self._graphs: Dict[Hashable, _Graph] = {}
+
+    def __len__(self) -> int:
+        return len(self._graphs)
+
+    def __contains__(self, kind: Hashable) -> bool:
+        return kind in self._graphs
+
+    def record(
+        self,
+        kind: Hashable,
+        inputs: Any,
+        work: Work,
+        generators: Sequence[torch.Generator] = (),
+        parameters: Iterable[nn.Parameter] = (),
+    ) -> None:
+        """Capture ``work``, which reads ``inputs``; ``parameters`` are those whose gradients it computes."""
+        replay = self.capture.record(work, generators)
+        gradients = [(parameter, parameter.grad) for parameter in parameters if parameter.grad is not None]
+        self._graphs[kind] = _Graph(flattened(inputs), replay, gradients)
+
+    def replay(self, kind: Hashable, inputs: Any) -> Any:
+        """Result of the graph of a kind for other ``inputs``, in new tensors; the gradients are the graph's."""
+        graph = self._graphs[kind]
+        for buffer, value in zip(graph.inputs, flattened(inputs)):
+            buffer.copy_(value.detach() if value.requires_grad else value, non_blocking=True)
+        # clones: the next replay writes into the same tensors
+        result = tree_map(Tensor.clone, graph.replay())
+        # another graph, an eager step or zero_grad() came between
+        for parameter, gradient in graph.gradients:
+            if parameter.grad is not gradient:
+                parameter.grad = gradient
+        return result
+
+    def clear(self) -> None:
+        """Drop the graphs, and count anew."""
+        if self._graphs:
+            # waits for the GPU: the last replay may still run, in memory that goes with its graph
+            self.capture.forget()
+            self._graphs.clear()
+        self.runs.clear()

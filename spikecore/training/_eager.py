@@ -19,19 +19,18 @@ import torch
 from torch import Tensor, nn
 
 from spikecore.batches import beside, device_of, to_device, tree_map
-from spikecore.core.modules import named_as, unwrapped
-from spikecore.functional import into_ranges, own_state, stateful_modules
+from spikecore.core.modules import in_mode, named_as, unwrapped
+from spikecore.functional import after_update, own_state, stateful_modules
+from spikecore.inspect.errors import explained, of_network
+from spikecore.inspect.record import Call
 from spikecore.training._checks import (
     SECOND_LOOK,
-    Call,
     calls_of_neurons,
     check_loss,
     check_optimizer,
-    explained,
     of_backward,
     of_first_step,
     of_loss,
-    of_network,
     silent_layers,
     still_silent,
 )
@@ -54,10 +53,6 @@ class _Eager:
     def form(self) -> Dict[str, str]:
         """Of the options ``channels_last``, ``compile`` and ``pack_spikes``, what became of each."""
         return self._form.form
-
-    def as_captured(self) -> ContextManager[None]:
-        """Around a step that is captured, and those before it that load what it needs."""
-        return self._form.as_captured()
 
     def _run(self, inputs: Any) -> Any:
         with explained(lambda error: of_network(self.net, inputs, error)):
@@ -96,34 +91,45 @@ class EagerTraining(_Eager):
         Raises FloatingPointError, with ``clip_norm``, for gradients that are not finite: weights and optimiser are then
         as before. A step in a CUDA graph, which cannot raise, takes such gradients for 0, and ``skipped`` counts it.
         """
+        return self.step(inputs, targets)
+
+    def step(self, inputs: Any, targets: Any, captured: bool = False) -> Tuple[Any, Tensor]:
+        """The same. captured: it is captured, or loads what a captured step needs."""
         device = device_of(self.net)
         inputs, targets = self._form.inputs(to_device(inputs, device)), to_device(targets, device)
-        step, is_eager = self._steps + 1, not (self._form.is_compiled or self._form.is_captured)
+        step, is_eager = self._steps + 1, not (self._form.is_compiled or captured)
         looks = is_eager and (step == 1 or (step == SECOND_LOOK and bool(self._silent)))
         watches = looks or (step == 1 and not self._form.is_compiled)
         watching: ContextManager[List[Call]] = calls_of_neurons(self.net, looks) if watches else nullcontext([])
         with watching as calls:
-            outputs, loss = self._form.attempt(lambda: self._differentiated(inputs, targets, device), inputs)
-        self._update({"inputs": inputs, "targets": targets, "outputs": outputs, "loss": loss})
+            outputs, loss = self._form.attempt(
+                lambda: self._differentiated(inputs, targets, device, captured), inputs, captured
+            )
+        batch = {"inputs": inputs, "targets": targets, "outputs": outputs, "loss": loss}
+        self._updates.make(self.optimizer, lambda optimizer: self._form.update(optimizer, captured), captured, batch)
+        after_update(self._stateful)
         texts: List[str] = []
-        silent = silent_layers(self.net, calls)
+        silent = silent_layers(calls)
         if step == 1:
-            texts, self._silent = of_first_step(self.net, self.loss, calls, inputs, outputs, targets), silent
+            texts = of_first_step(self.net, self.loss, self.optimizer, calls, inputs, outputs, targets)
+            self._silent = silent
         elif looks:
             texts = still_silent(self._silent, silent)
         self._steps = step
         for text in texts:
-            warnings.warn(text, UserWarning, stacklevel=2)
+            warnings.warn(text, UserWarning, stacklevel=3)
         return tree_map(Tensor.detach, outputs), loss.detach()
 
-    def _differentiated(self, inputs: Any, targets: Any, device: Optional[torch.device]) -> Tuple[Any, Tensor]:
+    def _differentiated(
+        self, inputs: Any, targets: Any, device: Optional[torch.device], captured: bool
+    ) -> Tuple[Any, Tensor]:
         scaler = self.options.scaler
         self.optimizer.zero_grad(set_to_none=True)
         with own_state(self._stateful):
             with self._casting(device):
                 outputs = self._run(inputs)
                 with explained(lambda error: of_loss(self.net, self.loss, inputs, outputs, targets)):
-                    loss = self._form.loss(self.loss, outputs, beside(outputs, targets))
+                    loss = self._form.loss(self.loss, outputs, beside(outputs, targets), captured)
             check_loss(loss)
             with explained(lambda error: of_backward(loss)):
                 (loss if scaler is None else scaler.scale(loss)).backward()
@@ -150,14 +156,10 @@ class EagerTraining(_Eager):
         net = named_as(self.net, state["net"])
         with all_or_nothing(net, [self.optimizer]):
             load_optimizer(self.optimizer, state["optimizer"])
-            self._form.lay_out_states(self.optimizer)
+            self._form.lay_out_states()
             net.load_state_dict(state["net"])
             if scaler is not None:
                 scaler.load_state_dict(state["scaler"])
-
-    def _update(self, batch: Dict[str, Any]) -> None:
-        self._updates.make(self.optimizer, self._form.update, self._form.is_captured, batch)
-        into_ranges(self._stateful)
 
 
 class EagerInference(_Eager):
@@ -165,16 +167,14 @@ class EagerInference(_Eager):
 
     def __call__(self, inputs: Any) -> Any:
         """Outputs in eval mode, without gradients."""
+        return self.step(inputs)
+
+    def step(self, inputs: Any, captured: bool = False) -> Any:
+        """The same. captured: it is captured, or loads what a captured call needs."""
         device = device_of(self.net)
-        modes = [(module, module.training) for module in self.net.modules()]
-        self.net.eval()
-        try:
-            with torch.no_grad(), own_state(self._stateful), self._casting(device):
-                batch = self._form.inputs(to_device(inputs, device))
-                return self._form.attempt(lambda: self._run(batch), batch)
-        finally:
-            for module, mode in modes:
-                module.training = mode
+        with in_mode(self.net, False), torch.no_grad(), own_state(self._stateful), self._casting(device):
+            batch = self._form.inputs(to_device(inputs, device))
+            return self._form.attempt(lambda: self._run(batch), batch, captured)
 
 
 def _options(options: Any) -> TrainingOptions:

@@ -10,29 +10,27 @@
 - Nothing that a step returns is memory of a graph.
 - What cannot be captured raises, and leaves the network and the optimiser as they were before the call; with
   ``fast=True`` a warning says why, and the step goes on eagerly.
-- ``torch.cuda`` is met in ``_capture`` alone.
+- ``torch.cuda`` is met in ``_capture`` alone, where the cache of graphs is.
 """
 
 from __future__ import annotations
 
 import itertools
 import warnings
-from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any, Callable, ClassVar, Dict, Hashable, List, Sequence, Tuple
 
 import torch
 from torch import Tensor, nn
 
 from spikecore.backend import Unsupported
-from spikecore.batches import flattened, to_device, tree_map
+from spikecore.batches import to_device, tree_map
 from spikecore.core.checks import is_device
 from spikecore.core.dispatch import dispatch_of
 from spikecore.core.modules import is_shard
 from spikecore.core.observe import check_replay
 from spikecore.core.state import CALL_COUNT, keep
 from spikecore.functional import stateful_modules, to_rest
-from spikecore.training._capture import Capture
+from spikecore.training._capture import GraphCache
 from spikecore.training._eager import EagerInference, EagerTraining
 from spikecore.training._saving import snapshot_of_tables
 from spikecore.training._steps import CudaOptions
@@ -40,17 +38,6 @@ from spikecore.words import a_kind, shown
 
 #: So many steps in a row without a graph, beyond the warm-up, are worth a warning.
 _PATIENCE = 20
-
-
-@dataclass
-class _Graph:
-    """One captured step: the buffers that its inputs are copied into, the function that replays it, and the gradients
-    that a replay computes.
-    """
-
-    inputs: List[Tensor]
-    replay: Callable[[], Any]
-    gradients: List[Tuple[nn.Parameter, Tensor]]
 
 
 class _Graphed:
@@ -70,8 +57,6 @@ class _Graphed:
         self.loss = getattr(eager, "loss", None)
         self.optimizer = getattr(eager, "optimizer", None)
         self._eager = eager
-        self._graphs: Dict[Hashable, _Graph] = {}
-        self._runs: Dict[Hashable, int] = {}
         self._without = 0
         self._told = False
         #: Reason why steps run eagerly, with fast=True; "" while they are captured.
@@ -80,7 +65,7 @@ class _Graphed:
             self._leave_out("the scaler decides on the host whether to update; autocast=torch.bfloat16 needs none")
             return
         try:
-            self._capture = Capture(gpu_of(self.net))
+            self._cache = GraphCache(gpu_of(self.net))
             self._prepare()
         except (Unsupported, TypeError, ValueError) as error:
             if options.graph:
@@ -100,39 +85,32 @@ class _Graphed:
             except Unsupported as error:
                 if self.options.graph:
                     raise
+                self._cache.clear()
                 self._leave_out(str(error))
         return self._eager(*batch)
 
     def _leave_out(self, why: str) -> None:
         self._why = why
-        self._drop_graphs()
         warnings.warn(
             f"fast=True: graph is left out, because {why}; graph=False says so without this warning",
             RuntimeWarning,
             stacklevel=3,
         )
 
-    def _drop_graphs(self) -> None:
-        if self._graphs:
-            # waits for the GPU: the last replay may still run, in memory that goes with its graph
-            self._capture.forget()
-            self._graphs.clear()
-
     def _prepare(self) -> None:
         """Start anew with network and optimiser as they are: drop every graph, and what stood in the way of one."""
         device = gpu_of(self.net)
         if self.optimizer is not None:
             make_capturable(self.optimizer, device)
-        self._drop_graphs()
-        if self._capture.device != device:
-            self._capture = Capture(device)
+        self._cache.clear()
+        if self._device != device:
+            self._cache = GraphCache(device)
         named = list(self.net.named_modules())
         if isinstance(self.loss, nn.Module):
             named += [(f"loss.{name}", module) for name, module in self.loss.named_modules()]
         self._modules = [module for _, module in named]
         self._names = [f"module {name!r} ({type(module).__name__})" for name, module in named] + ["the optimiser"]
         self._stateful = stateful_modules(self.net)
-        self._runs.clear()
         self._refusal = ""
         #: Current circumstances.
         self._seen = self._circumstances()
@@ -155,44 +133,44 @@ class _Graphed:
     def _run_captured(self, *batch: Any) -> Any:
         whole = (*batch, self._states())
         kind = kind_of(whole)
-        graph = self._graphs.get(kind)
-        if graph is None:
+        if kind not in self._cache:
             if self._refusal:
                 # nothing has changed since: to go on eagerly would hide that there is no graph
                 raise Unsupported(self._refusal)
-            runs = self._runs.get(kind, 0)
-            if len(self._graphs) >= self.options.max_graphs:
-                return self._run_eagerly(to_device(batch, self._capture.device), kind, runs)
-            if runs < self.options.warmup:
+            if len(self._cache) >= self.options.max_graphs:
+                return self._run_eagerly(to_device(batch, self._device), kind)
+            if self._cache.runs[kind] < self.options.warmup:
                 # states, too, lie in warm-up steps as they will in the captured one
-                *copies, states = _copied(whole, self._capture.device)
+                *copies, states = _copied(whole, self._device)
                 self._keep(states)
-                return self._run_eagerly(copies, kind, runs)
-            graph = self._graphs[kind] = self._record(whole)
-        return self._replay(graph, whole)
+                return self._run_eagerly(copies, kind)
+            self._record(kind, whole)
+        result, states = self._cache.replay(kind, whole)
+        self._keep(states)
+        self._without = 0
+        return result
 
-    def _run_eagerly(self, batch: Sequence[Any], kind: Hashable, runs: int) -> Any:
-        options = self.options
+    def _run_eagerly(self, batch: Sequence[Any], kind: Hashable) -> Any:
+        options, runs = self.options, self._cache.runs[kind]
         # in the last two: one compiles what is compiled in a captured step alone, and the other one is as that will be
         soon = options.warmup - 2 <= runs < options.warmup
 
         def run() -> Any:
-            with self._eager.as_captured() if soon else nullcontext():
-                return self._eager(*batch)
+            return self._eager.step(*batch, captured=soon)
 
         # the last step before the capture: earlier ones make things lazily, which may wait for the GPU
         if runs + 1 == options.warmup:
-            result, waits = self._capture.watch(run)
+            result, waits = self._cache.capture.watch(run)
             if waits:
                 self._refused(
                     f"it makes the host wait for the GPU at {', '.join(sorted(set(waits)))}, as .item(), .cpu(), a "
                     "boolean mask or a printed value do; take that out of it"
                 )
         else:
-            result = self._capture.run(run)
+            result = self._cache.capture.run(run)
         # what the step itself made or changed, such as new states of the optimiser, is no change between steps
         self._seen = self._circumstances()
-        self._runs[kind] = runs + 1
+        self._cache.runs[kind] += 1
         self._without += 1
         if runs >= options.warmup:
             self._tell(
@@ -203,12 +181,12 @@ class _Graphed:
             self._tell(
                 f"{self._without} steps in a row ran eagerly, because shapes, settings of modules or hyperparameters "
                 "change between steps. A learning rate may change at each step if it is a tensor, "
-                f"lr=torch.tensor(0.001, device={str(self._capture.device)!r}), for SGD with fused=True"
+                f"lr=torch.tensor(0.001, device={str(self._device)!r}), for SGD with fused=True"
             )
         return result
 
-    def _record(self, whole: Tuple[Any, ...]) -> _Graph:
-        device = self._capture.device
+    def _record(self, kind: Hashable, whole: Tuple[Any, ...]) -> None:
+        device = self._device
         elsewhere = [] if self.optimizer is None else on_host(self.optimizer, device)
         if elsewhere:
             raise self._refused(
@@ -220,8 +198,7 @@ class _Graphed:
 
         def work() -> Any:
             self._keep(inputs[-1])
-            with self._eager.as_captured():
-                result = self._eager(*inputs[:-1])
+            result = self._eager.step(*inputs[:-1], captured=True)
             # of modules that began at rest none is kept
             return result, [module.state for module in self._stateful] if inputs[-1] else []
 
@@ -232,8 +209,9 @@ class _Graphed:
             for value in vars(module).values()
             if isinstance(value, torch.Generator) and is_device(value.device, device)
         ]
+        parameters = [p for module in self._modules for p in module._parameters.values() if p is not None]
         try:
-            replay = self._capture.record(work, generators)
+            self._cache.record(kind, inputs, work, generators, parameters)
         except Exception as error:
             # capturing ran the step's Python, which set gradients and states to tensors that were never computed
             put_back()
@@ -241,26 +219,15 @@ class _Graphed:
         changed = [name for name, a, b in zip(self._names, self._seen, self._circumstances()) if a != b]
         if changed:
             put_back()
+            self._cache.clear()
             raise self._refused(
                 f"it sets attributes or replaces tensors of {', '.join(changed)}, which a replay would not do again; "
                 "change tensors in place, and keep state over time in spikecore neurons"
             )
-        parameters = [p for module in self._modules for p in module._parameters.values() if p is not None]
-        gradients = [(parameter, parameter.grad) for parameter in parameters if parameter.grad is not None]
-        return _Graph(flattened(inputs), replay, gradients)
 
-    def _replay(self, graph: _Graph, whole: Tuple[Any, ...]) -> Any:
-        for buffer, value in zip(graph.inputs, flattened(whole)):
-            buffer.copy_(value.detach() if value.requires_grad else value, non_blocking=True)
-        # clones: the next replay writes into the same tensors
-        result, states = tree_map(Tensor.clone, graph.replay())
-        self._keep(states)
-        # another graph, an eager step or zero_grad() came between
-        for parameter, gradient in graph.gradients:
-            if parameter.grad is not gradient:
-                parameter.grad = gradient
-        self._without = 0
-        return result
+    @property
+    def _device(self) -> torch.device:
+        return self._cache.capture.device
 
     def _keep(self, states: List[Any]) -> None:
         for module, state in zip(self._stateful, states):

@@ -12,14 +12,15 @@ from typing import Any, Callable, Iterable, Optional
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from spikecore._plugins.selection import backend_named, capture, resolve
 from spikecore.backend import Backend, Unsupported
 from spikecore.batches import tree_map
+from spikecore.core.checks import check_network
 from spikecore.core.dispatch import ask, request
-from spikecore.core.modules import foreign_neurons
+from spikecore.core.modules import foreign_carriers
 from spikecore.core.neuron import Neuron
 from spikecore.functional import check_places, stateful_modules
 from spikecore.parallel import Pipeline
+from spikecore.plugins.selection import backend_named, capture, resolve
 from spikecore.training._graphed import GraphedInference, GraphedTraining
 from spikecore.training._steps import CudaOptions, InferenceStep, Loss, TrainingStep
 from spikecore.words import a_kind, shown
@@ -138,8 +139,7 @@ def _is_captured(options: Any) -> bool:
 
 
 def _check(net: Any, loss: Any, options: Any) -> None:
-    if not isinstance(net, nn.Module):
-        raise TypeError(f"net={shown(net)} is {a_kind(net)}; give the network (an nn.Module)")
+    check_network("training_model() and inference_model()", net)
     if isinstance(loss, type):
         raise TypeError(f"loss={loss.__name__} is the class; give an object, {loss.__name__}()")
     if not callable(loss):
@@ -148,7 +148,7 @@ def _check(net: Any, loss: Any, options: Any) -> None:
             f"loss={shown(loss)} must be callable as loss(outputs, targets), such as spikecore.losses.ce_count{order}"
         )
     check_places(net)
-    carriers = foreign_neurons(net, carrying=True)
+    carriers = foreign_carriers(net)
     if carriers:
         more = f" and {len(carriers) - 3} more" if len(carriers) > 3 else ""
         warnings.warn(

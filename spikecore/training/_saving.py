@@ -13,7 +13,7 @@ import io
 import os
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Sequence, Union
 
 import torch
 from torch import Tensor, nn
@@ -55,8 +55,7 @@ def save_checkpoint(path: Union[str, Path], settings: Mapping[str, Any], **parts
         raise TypeError(f"path={shown(path)} is {a_kind(path)}; give a file's path: {way_out}")
     _check_settings(settings)
     for name, part in parts.items():
-        for key, value in _leaves(name, part):
-            _check_readable(key, value)
+        _check_readable(name, part)
     folder = Path(os.path.realpath(str(path))).parent
     if not folder.is_dir():
         raise FileNotFoundError(errno.ENOENT, f"there is no folder {folder} for the checkpoint", str(path))
@@ -125,35 +124,33 @@ def _check_settings(settings: Any) -> None:
     """Raise TypeError unless these can be read back and compared."""
     if not isinstance(settings, Mapping):
         raise TypeError(f"settings={shown(settings)} is {a_kind(settings)}; give a dict of name: value")
-    for key, value in _leaves(_SETTINGS, dict(settings)):
-        if isinstance(value, Tensor):
-            raise TypeError(f"{key}={shown(value)} is a tensor, which equals no one value; give value.tolist()")
-        _check_readable(key, value)
+    _check_readable(_SETTINGS, dict(settings), is_setting=True)
 
 
-def _leaves(key: str, value: Any) -> Iterator[Tuple[str, Any]]:
-    """Values in lists, tuples and dicts, with their paths; keys of dicts, too."""
-    if type(value) in (dict, collections.OrderedDict):
+def _check_readable(key: str, value: Any, is_setting: bool = False) -> None:
+    """Raise TypeError for what ``weights_only`` does not take, and for a tensor among settings. Lists, tuples and dicts
+    are looked into, with keys; what is no usual value is tried.
+    """
+    kind = type(value)
+    if kind in (dict, collections.OrderedDict):
         for name, item in value.items():
-            yield f"a key of {key}", name
-            yield from _leaves(f"{key}[{shown(name)}]", item)
-    elif type(value) in (list, tuple):
+            _check_readable(f"a key of {key}", name, is_setting)
+            _check_readable(f"{key}[{shown(name)}]", item, is_setting)
+        return
+    if kind in (list, tuple):
         for place, item in enumerate(value):
-            yield from _leaves(f"{key}[{place}]", item)
-    else:
-        yield key, value
-
-
-def _check_readable(key: str, value: Any) -> None:
-    """Raise TypeError for a value that ``weights_only`` does not take. What is no usual value is tried."""
+            _check_readable(f"{key}[{place}]", item, is_setting)
+        return
+    if is_setting and isinstance(value, Tensor):
+        raise TypeError(f"{key}={shown(value)} is a tensor, which equals no one value; give value.tolist()")
     if is_shard(value):
         raise TypeError(
             f"{key} is a shard of a tensor (DTensor): the file of one process would hold a part of it only. "
             "Give whole tensors, which get_state_dict of torch.distributed.checkpoint.state_dict gathers with "
             "options=StateDictOptions(full_state_dict=True, cpu_offload=True), called in every process"
         )
-    kind = type(value)
-    if kind in _PLAIN or (kind in (Tensor, nn.Parameter) and value.layout is torch.strided and not value.is_meta):
+    is_tensor = kind in (Tensor, nn.Parameter) and value.layout is torch.strided and not value.is_meta
+    if kind in _PLAIN or is_tensor:
         return
     file = io.BytesIO()
     try:

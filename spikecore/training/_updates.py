@@ -5,14 +5,15 @@ Rules of this module:
 - Where the host may wait for the device, a step whose gradients are not finite raises, and changes neither weights nor
   optimiser. A gradient scaler skips such an update itself; a warning says where that is not due to the scale.
 - In a step that is captured the host cannot read a number. There such gradients count as 0, and ``skipped`` counts.
-- Without ``clip_norm`` and without a scaler nothing is looked at.
+- Without ``clip_norm`` and without a scaler that is enabled the gradients of the first step and of each hundredth one
+  are looked at.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,8 @@ from spikecore.core.modules import unwrapped
 
 #: A scale is halved by each update that is skipped: after so many in a row no scale of a half type is the reason.
 _PATIENCE = 20
+#: Gradients are looked at in the first step, and each time that so many were made.
+LOOKS = 100
 
 
 class Updates:
@@ -32,7 +35,7 @@ class Updates:
         self._scales = scaler is not None and bool(getattr(scaler, "is_enabled", lambda: True)())
         #: Of captured steps, on the device, so that a replay counts, too.
         self._on_device: Optional[Tensor] = None
-        self._by_scaler = self._in_a_row = 0
+        self._by_scaler = self._in_a_row = self._made = 0
 
     @property
     def skipped(self) -> int:
@@ -41,11 +44,14 @@ class Updates:
 
     def make(self, optimizer: Any, update: Callable[[Any], None], captured: bool, batch: Dict[str, Any]) -> None:
         """Clip the gradients, and update. ``batch``: inputs, targets, outputs and loss, for a message."""
+        self._made += 1
         if self._clip_norm is not None:
             if self._scaler is not None:
                 self._scaler.unscale_(optimizer)
             weights = [weight for group in optimizer.param_groups for weight in group["params"]]
             self._clip(self._clip_norm, weights, captured, batch)
+        elif not (self._scales or captured) and (self._made == 1 or self._made % LOOKS == 0):
+            self._check(optimizer, batch)
         if self._scaler is None:
             update(optimizer)
         else:
@@ -65,6 +71,14 @@ class Updates:
                 if not why:
                     raise  # of another reason
                 raise FloatingPointError(f"{_BEGINS}, so that no weight was changed: {why}") from error
+
+    def _check(self, optimizer: Any, batch: Dict[str, Any]) -> None:
+        """Raise where a gradient is not finite."""
+        weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+        if all(finite.is_finite(weight.grad) for weight in weights if weight.grad is not None):
+            return
+        why = _origin(self._net, batch, weights)
+        raise FloatingPointError(f"{_BEGINS}, so that no weight was changed: {why}")
 
     def _count(self, weights: List[Tensor], norm: Tensor) -> None:
         """Let gradients without a finite norm count as 0, and count that, without the host."""
@@ -110,52 +124,43 @@ _BACKWARD = (
 def _origin(net: nn.Module, batch: Dict[str, Any], weights: List[Tensor]) -> str:
     """Origin of numbers that are not finite, and the way out; "" if it is not known."""
     net = unwrapped(net)
-    for what in ("input", "target"):
-        spoilt = finite.first_nan(finite.named_leaves(f"the {what}", batch[f"{what}s"]))
-        if spoilt is not None:
-            return (
-                f"{spoilt[0]} has {finite.in_words(spoilt[1])}. Leave such samples out, or put a number in their place "
-                "by torch.nan_to_num"
-            )
-    spoilt = finite.first_nan(net.named_parameters())
-    if spoilt is not None:
-        return (
-            f"the parameter {spoilt[0]!r} has {finite.in_words(spoilt[1])}, and had it before this step. Go on from a "
-            "checkpoint with finite weights, or make the network anew"
-        )
-    spoilt = finite.first(finite.named_leaves("the output", batch["outputs"]))
-    if spoilt is not None:
-        return (
-            f"input and parameters have no NaN, and {spoilt[0]} has {finite.in_words(spoilt[1])}. sc.explain(net, "
-            "inputs) names the layer where it began"
-        )
-    loss = batch["loss"].detach()
-    if not finite.is_finite(loss):
-        return (
-            f"the output of the network is finite, and the loss is {float(loss):g}. Look for a division by 0, or a "
-            "logarithm of 0, in the loss"
-        )
-    return _in_backward(net, batch, weights)
-
-
-def _in_backward(net: nn.Module, batch: Dict[str, Any], weights: List[Tensor]) -> str:
-    """The same, where input and parameters have no NaN, and output and loss are finite."""
-    forward = [*finite.named_leaves("the input", batch["inputs"]), *net.named_parameters()]
-    infinite = next((f"; {name} has {finite.in_words(x)}" for name, x in forward if not finite.is_finite(x)), "")
     names = {id(parameter): name for name, parameter in net.named_parameters()}
-    gradients: List[Tuple[str, Tensor]] = [
+    gradients = [
         (f"the gradient of {names.get(id(weight), 'a parameter')}", weight.grad)
         for weight in weights
         if weight.grad is not None
     ]
-    spoilt = finite.first(gradients)
-    if spoilt is not None:
-        count = sum(not finite.is_finite(gradient) for _, gradient in gradients)
-        others = {1: "", 2: ", and so has one other"}.get(count, f", and so have {count - 1} others")
-        return (
-            f"input and parameters have no NaN, output and loss are finite, and {spoilt[0]} has "
-            f"{finite.in_words(spoilt[1])}{others}{infinite}; {_BACKWARD}"
-        )
+    values = [
+        *finite.named_leaves("the input", batch["inputs"]),
+        *finite.named_leaves("the target", batch["targets"]),
+    ]
+    rows = (
+        (
+            finite.first_nan,
+            values,
+            ". Leave such samples out, or put a number in their place by torch.nan_to_num",
+        ),
+        (
+            finite.first_nan,
+            [(f"the parameter {name!r}", parameter) for name, parameter in net.named_parameters()],
+            ", and had it before this step. Go on from a checkpoint with finite weights, or make the network anew",
+        ),
+        (
+            finite.first,
+            finite.named_leaves("the output", batch["outputs"]),
+            ", and no input or parameter has NaN. sc.explain(net, inputs) names the layer where it began",
+        ),
+        (
+            finite.first,
+            [("the loss", batch["loss"].detach())],
+            ", and the output of the network is finite. Look for a division by 0, or a logarithm of 0, in the loss",
+        ),
+        (finite.first, gradients, f", and output and loss are finite; {_BACKWARD}"),
+    )
+    for first, tensors, way_out in rows:
+        spoilt = first(tensors)
+        if spoilt is not None:
+            return f"{spoilt[0]} has {finite.in_words(spoilt[1])}{way_out}"
     for name, gradient in gradients:
         norm = float(torch.linalg.vector_norm(gradient.detach().double()))
         if norm > math.sqrt(torch.finfo(gradient.dtype).max):  # its square is infinite

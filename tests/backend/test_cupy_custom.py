@@ -125,7 +125,7 @@ def test_a_parameter_is_a_number_a_tensor_of_one_number_or_one_for_each(device, 
 
 
 def test_a_c_text_may_return_early_know_its_place_and_call_functions_of_the_header(device):
-    """What it does not set is 0."""
+    """Values that it does not set are 0."""
     kernel = ElementwiseKernel(
         "place",
         inputs=["x"],

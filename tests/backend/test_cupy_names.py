@@ -48,7 +48,7 @@ def everything() -> List[str]:
 
 @pytest.mark.usefixtures("on_host")
 def test_every_name_of_the_headers() -> None:
-    """What kernels include, and words of C and CUDA; g++ compiles them all."""
+    """Names that kernels include, and words of C and CUDA; g++ compiles them all."""
     for k, naming in enumerate(namings(everything(), 120)):
         assert_like_torch(naming, "cupy_host", steps=3 if k % 2 else 17)
 

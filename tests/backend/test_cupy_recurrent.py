@@ -20,16 +20,7 @@ from spikecore.testing.naming import identifiers, usable
 from spikecore_cupy import launcher
 from spikecore_cupy.device import headers
 from spikecore_cupy.feedback import HEADER
-from spikecore_cupy.feedback_shape import (
-    MEMORY,
-    Shape,
-    kept_of,
-    length_of,
-    parts_of,
-    shapes,
-    shapes_of,
-    takes,
-)
+from spikecore_cupy.feedback_shape import MEMORY, Shape, kept_of, length_of, parts_of, shapes, shapes_of, takes
 from spikecore_cupy.host import HostClustersBackend, reason
 from spikecore_cupy.launcher import print_feedback, shapes_for
 
@@ -182,7 +173,7 @@ def test_what_takes_a_launch_for_each_step() -> None:
 
 
 def log_of(plan: Any, width: int, which: int) -> str:
-    """What the assembler says of a kernel for an H100."""
+    """The assembler's log of a kernel for an H100."""
     found = shapes_of(width, plan.dtype)[which]
     shape = found._replace(length=length_of(plan.program, plan.spec))
     source, _ = print_feedback(plan, shape)

@@ -15,7 +15,7 @@ from spikecore.context import COMPILES
 from spikecore.kernels import Geometry
 from spikecore.layers import NormNeuron
 from spikecore.testing import installed
-from spikecore.testing._custom import AdaptiveLIF
+from spikecore.testing.custom import AdaptiveLIF
 from spikecore_cupy import launcher
 from spikecore_cupy.forms import form_of
 from spikecore_cupy.host import HostBackend, HostBlocks, HostBlocksBackend, HostKernel, reason
@@ -253,35 +253,3 @@ def test_what_is_computed_again_has_the_same_bits(
     for kept, computed, reference in zip(*found, _results(NEURONS[neuron], x.float(), "torch")):
         assert torch.equal(kept, computed)
         torch.testing.assert_close(kept.float(), reference, **near)
-
-
-class Driven(sc.Neuron):
-    """A bias of each channel, twice: the gradient of ``b`` has a constant factor."""
-
-    states = {"v": 0.0}
-    params = {"tau": 2.0, "b": 0.1, "threshold": 1.0}
-
-    def dynamics(self, x: Any, s: Any, p: Any) -> Any:
-        """One step."""
-        h = s.v + (x - s.v) / p.tau + 2.0 * p.b
-        z = self.spike(h - p.threshold)
-        return z, {"v": sc.ops.select(z, 0.0, h)}
-
-
-@on_cpu
-@pytest.mark.parametrize("fused", [False, True])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-@pytest.mark.parametrize("steps", [4, 40])
-def test_a_constant_factor_of_a_gradient(steps: int, dtype: torch.dtype, fused: bool) -> None:
-    """What every part of a channel's gradient is multiplied by may be a constant: KeyError in 16 bits, and fused."""
-    found = []
-    for backend, x in (("cupy_host", _drawn(steps, dtype)), ("torch", _drawn(steps, dtype).float())):
-        with installed(HostBackend, devices=("cpu",)):
-            neuron = Driven(b=torch.full((8,), 0.1), learn=("b",), backend=backend)
-            net = NormNeuron(torch.nn.BatchNorm2d(8), neuron) if fused else neuron
-            y = net(x)
-            y.backward(torch.linspace(-1.0, 2.0, y.numel()).view(y.shape).to(y.dtype))
-            found.append([y.float(), neuron.b.grad])
-    near = {"rtol": 2e-2, "atol": 2e-2} if dtype != torch.float32 else {"rtol": 1e-4, "atol": 1e-4}
-    for mine, reference in zip(*found):
-        torch.testing.assert_close(mine, reference, **near)

@@ -26,13 +26,10 @@ from spikecore.backend import BackendError, Spec
 from spikecore.core.neuron import Neuron
 from spikecore.dtypes import DTYPES, WIDE, compute_dtype
 from spikecore.kernels import BackwardPlan, ForwardPlan, Geometry
-from spikecore.kernels._batch_norm import NormalisingKernels
-from spikecore.kernels._call import Call
-from spikecore.lang._program import normalised
 from spikecore.lang.node import OPERATIONS
-from spikecore.testing import _edge_table as edge_table
-from spikecore.testing._custom import CUSTOM
-from spikecore.testing._models import BY_NAME, MODELS, Model
+from spikecore.testing import edge_table, installed
+from spikecore.testing.custom import CUSTOM
+from spikecore.testing.models import BY_NAME, MODELS, Model
 from spikecore_cupy import ElementwiseKernel, ScanKernel
 from spikecore_cupy.device import compiled, headers
 from spikecore_cupy.feedback import HEADER
@@ -323,16 +320,22 @@ def test_a_chunk_fits_into_registers(name: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("steps", [4, 8])
 def test_passes_behind_two_normalisations_keep_their_values_in_registers(steps):
     """With so many blocks for a multiprocessor as if one input were normalised, they spilled 300 bytes of a thread."""
-    program, names, _ = normalised(sc.LIF(detach_reset=True).program, "before", (True, True))
-    kinds = tuple(["channel" if name in names else "number" for name in program.params])
-    first = NormalisingKernels(HostBackend(), program, Spec(torch.bfloat16, steps, kinds, (), False))
-    second = first.again()[0]
-    learnt = [index in first.sums for index in first.tensor_params]
-    passes = [
-        (first.backward_plan(Call(), (True,), (False, False, *learnt)), True),
-        (second.backward_plan(Call(), (True,), (True, True, *[False] * len(second.tensor_params))), False),
-    ]
-    for plan, sums in passes:
+    passes = []
+
+    class Noting(HostBackend):
+        name = "noting"
+
+        def backward(self, plan):
+            passes.append(plan)
+            return super().backward(plan)
+
+    norms = [torch.nn.BatchNorm1d(4) for _ in range(2)]
+    with installed(Noting, devices=("cpu",)) as name:
+        neuron = sc.LIF(detach_reset=True, backend=name)
+        net = sc.layers.NormNeuron(norms[0], neuron, shortcut="before", shortcut_norm=norms[1]).bfloat16()
+        x, skip = (torch.rand(steps, 3, 4, dtype=torch.bfloat16).requires_grad_() for _ in range(2))
+        net(x, skip).sum().backward()
+    for plan, sums in zip(passes, (True, False)):
         text = print_kernel(plan, form_of(plan)._replace(sums=sums, powers=True)).text
         log = built(text, f"-arch=sm_{HOPPER}", "--ptxas-options=-v")[1]
         assert all(stores == loads == 0 for _, stores, loads in spills(log))

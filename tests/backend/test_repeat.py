@@ -96,3 +96,47 @@ def test_layers_in_front_compute_one_step(backend):
         torch.testing.assert_close(result, other, rtol=1e-9, atol=1e-9)
     ratio = every[1].module[1].running_var / second.running_var
     torch.testing.assert_close(ratio, torch.full_like(ratio, (160 / 159) / (32 / 31)))
+
+
+class Moved(sc.Neuron):
+    """A threshold that an input moves."""
+
+    inputs = ("x", "moves")
+    states = {"v": 0.0}
+
+    def dynamics(self, x, s, p):
+        """``h = (v + x) / 2``."""
+        h = (s.v + x.x) / 2.0
+        z = self.spike(h - x.moves)
+        return z, {"v": sc.ops.select(z, 0.0, h)}
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (1, 5), (1,)], ids=str)
+def test_a_step_that_is_repeated_once_is_one_step(backend, shape):
+    """Of ``repeat=1`` the second and the third call of a kind have time in front, too."""
+    x, moves = values(*shape).requires_grad_(), values(*[1] * len(shape), seed=1)
+    for kind, given in ((sc.LIF, (x,)), (Moved, (x, moves))):
+        neuron = kind(backend=backend, repeat=1)
+        timed = [value[None].expand(1, *shape) for value in given]
+        expected = kind(backend="torch")(*timed)
+        wanted = torch.autograd.grad(expected.sum(), x)
+        for _ in range(3):
+            (out, state), again = neuron.run(*given), neuron(*given)
+            assert torch.equal(out, expected)
+            assert torch.equal(again, expected)
+            assert state["v"].shape == shape
+            torch.testing.assert_close(torch.autograd.grad(again.sum(), x), wanted)
+
+
+@pytest.mark.parametrize("shapes", [((6,), (6, 1)), ((6,), (1, 1, 1)), ((6, 1, 1), (6,))], ids=str)
+def test_a_number_a_step_is_enough_for_one_neuron(backend, shapes):
+    """``[T]`` has as many numbers as the call, and fewer dimensions."""
+    given = [values(*shape, seed=k).requires_grad_() for k, shape in enumerate(shapes)]
+    rest = [1] * (max(map(len, shapes)) - 1)
+    expected = Moved(backend="torch")(*[value.view(-1, *rest).expand(6, *rest) for value in given])
+    wanted = torch.autograd.grad(expected.sum(), given)
+    neuron = Moved(backend=backend)
+    for _ in range(2):
+        out = neuron(*given)
+        assert torch.equal(out, expected)
+        torch.testing.assert_close(torch.autograd.grad(out.sum(), given), wanted)

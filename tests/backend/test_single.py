@@ -18,9 +18,7 @@ import torch
 
 ROOT = Path(__file__).parents[2]
 #: What this device lacks, and a real one has.
-LACKS = {
-    "compile/inductor": "no code generation of Inductor's",
-}
+LACKS = {"compile/inductor": "no code generation of Inductor's"}
 
 pytestmark = [
     pytest.mark.kernels,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from spikecore.kernels import _spike_products
+from spikecore.kernels import spike_products
 from spikecore_cupy.host import HostBackend, reason
 
 #: What splits: operations of torch, or the kernel.
@@ -20,7 +20,7 @@ SPLITS = [
 @pytest.fixture
 def split(request: pytest.FixtureRequest) -> Any:
     """One of :data:`SPLITS`."""
-    return _spike_products.split if request.param == "torch" else HostBackend().split
+    return spike_products.split if request.param == "torch" else HostBackend().split
 
 
 def drawn(rows: int, width: int) -> torch.Tensor:
@@ -55,18 +55,18 @@ def check_gradient(monkeypatch: pytest.MonkeyPatch, width: int, rows: int, split
     """The gradient of 50 rows, so many at once, beside the product in float64. On a CPU no product of bfloat16 gives
     float32.
     """
-    monkeypatch.setattr(_spike_products, "ROWS", rows)
-    monkeypatch.setattr(_spike_products, "multiplied", lambda a, b: a.float() @ b.float())
+    monkeypatch.setattr(spike_products, "ROWS", rows)
+    monkeypatch.setattr(spike_products, "multiplied", lambda a, b: a.float() @ b.float())
     generator = torch.Generator().manual_seed(0)
     grads, spikes = torch.randn(50, width, generator=generator), torch.rand(50, width, generator=generator).round()
-    found = _spike_products.of_gradient(grads, spikes, split)
+    found = spike_products.of_gradient(grads, spikes, split)
     torch.testing.assert_close(found.double(), grads.double().t() @ spikes.double(), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize(("width", "rows"), [(16, 50), (21, 50), (21, 16)])
 def test_the_gradient_is_the_product(monkeypatch: pytest.MonkeyPatch, width: int, rows: int) -> None:
     """Of all rows at once or of some."""
-    check_gradient(monkeypatch, width, rows, _spike_products.split)
+    check_gradient(monkeypatch, width, rows, spike_products.split)
 
 
 @pytest.mark.parametrize("part", [0, 1, 2, "some rows"])
@@ -78,8 +78,8 @@ def test_a_part_that_is_dropped_or_counted_twice_is_caught(
     calls = []
 
     def wrong(x: torch.Tensor, count: int) -> torch.Tensor:
-        parts = _spike_products.split(x, count)
-        if count == _spike_products.PARTS:
+        parts = spike_products.split(x, count)
+        if count == spike_products.PARTS:
             calls.append(count)
             if part != "some rows":
                 parts[:, part] *= times

@@ -1,4 +1,4 @@
-"""What the reference backend declares, and a backend that can do nothing."""
+"""Capabilities of the reference backend, and a backend that can do nothing."""
 
 from __future__ import annotations
 
@@ -12,16 +12,14 @@ import torch
 
 import spikecore as sc
 from spikecore import functional
-from spikecore._plugins import registry, selection
-from spikecore._plugins.registry import Registry
 from spikecore.backend import Backend, BackendInfo, Capabilities, Spec, Unsupported, hookimpl
-from spikecore.core import checks
+from spikecore.plugins.registry import BUILTINS, Registry, default_registry, replace_default
 from spikecore_torch import CAPABILITIES, spikecore_backends
 from spikecore_torch.backend import TorchBackend
 
 
 class TestBackendObject:
-    """What the host sees."""
+    """The object that the host sees."""
 
     def test_it_declares_what_it_does(self):
         """Every capability but torch.compile; of every device; usable everywhere; the class agrees with the listing."""
@@ -61,7 +59,7 @@ class Recorder(Backend):
 def poor(monkeypatch):
     """A world with the reference and a backend named "poor"; a function declares what that one does."""
 
-    def world(builtins=registry.BUILTINS, **capabilities):
+    def world(builtins=BUILTINS, **capabilities):
         declared = Capabilities(**capabilities)
         info = BackendInfo("poor", "fake_poor:Recorder", ("cpu",), declared, lambda: None)
         module = types.ModuleType("fake_poor")
@@ -75,11 +73,12 @@ def poor(monkeypatch):
         point = types.SimpleNamespace(name="poor", value="fake_poor", dist=None, load=lambda: module)
         # the ipu backend is usable in these tests, by its emulator, and messages would name it
         here = Registry(builtins, entry_points=[point], environ={"SPIKECORE_BLOCK": "ipu"})
-        for place in (checks, selection, registry):
-            monkeypatch.setattr(place, "default_registry", lambda: here)
+        replace_default(here)
         return here
 
-    return world
+    before = default_registry()
+    yield world
+    replace_default(before)
 
 
 BASIC = {"float32": True, "gradients": True}
@@ -95,7 +94,7 @@ class Two(sc.Neuron):
 
 
 class TestUnsupported:
-    """What a backend does not declare is refused before anything runs, and nothing falls back."""
+    """A capability that a backend does not declare is refused before anything runs, and nothing falls back."""
 
     @pytest.mark.parametrize(
         ("call", "missing"),
@@ -135,7 +134,7 @@ class TestUnsupported:
             assert lif(x.clone().requires_grad_()).shape == (2, 3)
 
     def test_a_supported_call_runs_on_it(self, poor):
-        """What it declares it is asked for: with the spec of the call, once per kind of call."""
+        """A capability that it declares is used: with the spec of the call, once per kind of call."""
         here = poor(**BASIC, parameter_gradients=True, state_gradients=True, channel_parameters=True)
         lif = sc.LIF(torch.ones(3) * 2, learn=("tau",), backend="poor")
         x = torch.rand(2, 5, 3)
@@ -167,26 +166,6 @@ class TestUnsupported:
         monkeypatch.setenv("SPIKECORE_BACKEND", "poor")
         with pytest.raises(Unsupported, match=r"^backend 'poor' \(from SPIKECORE_BACKEND\) does not support float64"):
             sc.LIF()(torch.zeros(2, 3).double())
-
-
-class TestSingleSteps:
-    """One node of autograd's graph each."""
-
-    @pytest.mark.parametrize("name", ["PLIF", "Synaptic", "ALIF", "Izhikevich"])
-    def test_they_are_a_call_of_all_steps(self, name: str) -> None:
-        """Values bit by bit; first derivatives by the adjoint, and those of the derivatives by autograd."""
-        results = []
-        for step in ("single", "multi"):
-            neuron = sc.neurons.example(name, step=step, backend="torch").double()
-            x = (torch.rand(6, 2, 3, generator=torch.Generator().manual_seed(0)).double() * 3).requires_grad_()
-            out = neuron(x) if step == "multi" else torch.stack([neuron(now) for now in x])
-            wanted = [x, *neuron.parameters()]
-            first = torch.autograd.grad(out.square().sum(), wanted, retain_graph=True)
-            again = torch.autograd.grad(out.square().sum(), wanted, create_graph=True)
-            second = torch.autograd.grad(sum(grad.square().sum() for grad in again), x)
-            results.append([out, *first, *again, *second])
-        assert torch.equal(results[0][0], results[1][0])
-        torch.testing.assert_close(results[0], results[1], rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize(

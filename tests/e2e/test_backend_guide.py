@@ -19,7 +19,7 @@ from typing import Any, Dict, Optional
 import pytest
 
 import warm
-from spikecore._scaffold import project
+from new_backends import project
 
 pytestmark = pytest.mark.slow
 #: A neuron beside the reference, and who computed it.

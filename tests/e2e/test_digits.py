@@ -99,7 +99,7 @@ def stopped(number: int, example: str, *args: Union[str, Path]) -> subprocess.Co
 
 
 def in_one_go(example: str, *args: Union[str, Path]) -> str:
-    """What an example on fewer images printed, which got no signal."""
+    """The output of an example on fewer images, which got no signal."""
     done = started("-c", STOPPING, "0", "0", EXAMPLES / example, *args)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -113,7 +113,7 @@ def short(tmp_path_factory: pytest.TempPathFactory) -> Tuple[str, Path]:
 
 
 def same_weights(a: Path, b: Path) -> bool:
-    """Whether two checkpoints hold the same weights and moments, to the bit."""
+    """True if two checkpoints hold the same weights and moments, to the bit."""
     one, other = (torch.load(str(path / "checkpoint.pt"), weights_only=True)["step"] for path in (a, b))
     pairs = [(value, other["net"][name]) for name, value in one["net"].items()]
     for key, moments in one["optimizer"]["state"].items():
@@ -141,14 +141,3 @@ def test_a_stopped_run_goes_on_to_the_same_weights(short, tmp_path):
     assert same_weights(tmp_path, short[1])
     assert accuracy(text) == accuracy(short[0])
     assert points(tmp_path)["loss"] == [1, 2]  # no epoch is missing, none is there twice
-
-
-def test_the_tutorial_goes_on_to_the_same_weights(tmp_path):
-    """The example for IPUs, killed and resumed, too."""
-    args = ("mnist_ipu.py", "--epochs", "2", "--batch-size", "72", "--out")
-    in_one_go(*args, tmp_path / "whole")
-    ended = stopped(signal.SIGTERM, *args, tmp_path / "cut")
-    assert ended.returncode == 130
-    assert "checkpoint.pt; go on with --resume" in ended.stderr
-    in_one_go(*args, tmp_path / "cut", "--resume")
-    assert same_weights(tmp_path / "cut", tmp_path / "whole")

@@ -44,7 +44,7 @@ SCHEDULES = [("gpipe", True), ("1f1b", False)]
 
 
 def jobs(folder: Path) -> Dict[str, Any]:
-    """What two processes do, in this order."""
+    """The work of two processes, in this order."""
     listed: List[Any] = [(f"ddp {name}", engines.ddp, ("torch", how), more) for name, (how, more) in DDP.items()]
     listed += [(f"ddp carried {static}", engines.ddp_carried, ("torch", static), {}) for static in (False, True)]
     if TORCH >= (2, 6):
@@ -59,7 +59,7 @@ def jobs(folder: Path) -> Dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
-    """What two processes found."""
+    """The results of two processes."""
     folder = tmp_path_factory.mktemp("two")
     return several.run(folder, 2, jobs(folder))
 
@@ -104,7 +104,7 @@ SHORT = ["--device", "cpu", "--backend", "torch", "--hidden", "64", "--epochs", 
 
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory):
-    """What the programs said, and their output folders: in one go, stopped by a signal to one process, resumed."""
+    """Outputs of the programs, and their output folders: in one go, stopped by a signal to one process, resumed."""
     pytest.importorskip("safetensors", reason="the training programs need the extra `train`")
     folder = tmp_path_factory.mktemp("programs")
     listed: Dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""What the documentation shows works as shown."""
+"""The documentation's examples work as shown."""
 
 from __future__ import annotations
 

@@ -13,7 +13,6 @@ import signal
 from pathlib import Path
 from typing import Any, Callable, Iterator
 
-import numpy as np
 import pytest
 import torch
 
@@ -131,57 +130,3 @@ class TestProgram:
         other = json.loads((again / "results.json").read_text(encoding="utf-8"))
         assert other["test accuracy"] == found["test accuracy"]
         assert not (again / "checkpoint.pt").exists()
-
-    @pytest.mark.parametrize(
-        ("args", "says"),
-        [
-            (
-                ["--data", "nowhere"],
-                "looked for QTDB_train.mat, QTDB_test.mat in nowhere. Get both from experiments/ecg",
-            ),
-            (["--data", "made-up", "--weights", "w.npz"], "--weights w.npz is not there"),
-            (["--time", "--resume"], "--resume goes on with a training, and --time trains nothing"),
-            (["--data", "made-up", "--backend", "nothing"], "unknown backend 'nothing'"),
-        ],
-    )
-    def test_what_cannot_be_had(self, small, tmp_path, run, capsys, args, says):
-        """One sentence, and the exit status of wrong usage."""
-        with pytest.raises(SystemExit) as ended:
-            run("ecg.py", *args, "--out", str(tmp_path / "out"))
-        assert ended.value.code == 2
-        assert says in capsys.readouterr().err
-
-
-class TestFiles:
-    def write(self, folder: Path, number: int = 3, steps: int = 6) -> Any:
-        """Both files as they are published, small; returns what they hold."""
-        from scipy.io import savemat
-
-        rng = np.random.default_rng(0)
-        content = {}
-        for name in FILES[:2]:
-            x = rng.integers(0, 2, (number, steps + 1, 4)).astype(np.int16)
-            y = np.eye(6, dtype=np.uint8)[rng.integers(0, 6, (number, steps + 1))]
-            x[:, -1], y[0, 2] = -1, 0  # the mark at the end, and a step without a class
-            savemat(
-                str(folder / name), {"x": x, "y": y, "t": np.zeros((number, steps + 1)), "max_i": np.zeros((number, 1))}
-            )
-            content[name] = (x, y)
-        return content
-
-    def test_both_are_read(self, tmp_path):
-        """Time comes first, the mark at the end is left out, and a step without a class counts as the first one."""
-        from common import heartbeats
-
-        content = self.write(tmp_path)
-        sets = heartbeats.load(str(tmp_path))
-        for part, name in ((sets.training, FILES[0]), (sets.test, FILES[1])):
-            x, y = content[name]
-            assert (part.spikes.shape, part.labels.shape, part.number) == ((6, 3, 4), (6, 3), 3)
-            for place in range(3):
-                for step in range(6):
-                    assert part.spikes[step, place].tolist() == x[place, step].tolist()
-                    marked = np.flatnonzero(y[place, step]).tolist()
-                    assert part.labelled[step, place].item() == bool(marked)
-                    assert part.labels[step, place].item() == (marked or [0])[0]
-        assert not sets.test.labelled[2, 0]

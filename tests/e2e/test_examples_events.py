@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any, List, Tuple
 
@@ -77,7 +76,7 @@ def test_nmnist(tonic, tmp_path):
 
 
 def test_dvs_gesture(tonic, tmp_path):
-    """As tonic keeps it: an array of x, y, polarity and milliseconds for each gesture, in the folder of its user."""
+    """Arrays as tonic keeps them: x, y, polarity and milliseconds for each gesture, in the folder of its user."""
     from common import events
 
     for place, part in enumerate(("Train", "Test")):
@@ -91,44 +90,6 @@ def test_dvs_gesture(tonic, tmp_path):
     assert (sets.shape, sets.classes) == ((3, 2, 128, 128), 11)
     assert [label for _, label in (sets.test[0], sets.test[1])] == [4, 10], "in the order of names, whatever the disk's"
     assert torch.equal(sets.test[1][0], frames(recording(11, 128, step=1000), 3, 128))
-
-
-@pytest.mark.parametrize(("name", "files"), [("nmnist", "*/*.bin"), ("dvsgesture", "*/*.npy")])
-def test_recordings_that_are_not_there(tonic, tmp_path, monkeypatch, name, files):
-    """Nothing is downloaded unasked; the sentence names files, folder, ways out, and why a download failed."""
-    from common import events
-    from common.files import DataError
-
-    kind = events.RECORDINGS[name]
-    theirs = getattr(tonic.datasets, kind.tonic)
-    asked = []
-    monkeypatch.setattr(theirs, "download", lambda reader: asked.append(reader.url) or _raise(OSError("no network")))
-    with pytest.raises(DataError) as caught:
-        events.load(name, 4, tmp_path)
-    assert not asked
-    place = tmp_path / kind.tonic / kind.folders[0]
-    assert str(caught.value).startswith(
-        f"{kind.about} is not there: looked for {files} in {place}. Name the folder with"
-    )
-    with pytest.raises(DataError, match="the download failed: OSError: no network.*--data digits"):
-        events.load(name, 4, tmp_path, download=True)
-    assert asked == [theirs.train_url]
-
-
-def _raise(error: Exception) -> None:
-    raise error
-
-
-def test_without_tonic(tmp_path, monkeypatch):
-    """The sentence says what to install, and what works without."""
-    from common import events
-    from common.files import DataError
-
-    monkeypatch.setitem(sys.modules, "tonic", None)
-    with pytest.raises(
-        DataError, match=r"tonic, which is not installed.*pip install '.\[events\]', or take --data dig"
-    ):
-        events.load("nmnist", 4, tmp_path)
 
 
 def test_moving_digits_are_events():

@@ -69,31 +69,3 @@ def test_json_is_all_that_is_found(here: Path) -> None:
     found = run("nets_to_explain:network", "--input", "4,2,6,5", "--json", "--channels-last", "--dtype", "float64")
     read = json.loads(found.output)
     assert (read["layers"][0]["layout_in"], read["layers"][0]["dtype"]) == ("channels-last", "float64")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("nets_to_explain", "--input", "4"), "'nets_to_explain' must be MODULE:NAME or path/to/file.py:NAME"),
-        (("no_such_module:net", "--input", "4"), "No module named 'no_such_module'"),
-        (("nets_to_explain:net", "--input", "4"), "nets_to_explain has no 'net'"),
-        (("nets_to_explain:netwrk", "--input", "4"), "nets_to_explain has no 'netwrk'; did you mean 'network'?"),
-        (("nets_to_explain:LAYER", "--input", "4,5"), "nets_to_explain:LAYER on --input 4,5: mat1 and mat2 shapes"),
-        (("nets_to_explain:WORD", "--input", "4"), "is a str; name an nn.Module"),
-        (("nets_to_explain:LAYER", "--input", "4,x"), "--input '4,x' must be whole numbers above 0"),
-        (
-            ("nets_to_explain:LAYER", "--input", "4,6", "--autocast", "float32"),
-            "'float32' is not one of 'bfloat16', 'float16'",
-        ),
-        (
-            ("nets_to_explain:LAYER", "--input", "4,6", "--device", "tpux"),
-            "--device 'tpux' is not usable here (Expected",
-        ),
-        (("nets_to_explain:network", "--input", "4,2,6,5", "--backend", "nope"), "unknown backend 'nope'"),
-    ],
-)
-def test_wrong_arguments_are_named(here: Path, arguments: Any, said: str) -> None:
-    """One sentence, and no traceback."""
-    found = run(*arguments)
-    assert found.exit_code == 2
-    assert said in " ".join(found.output.split())

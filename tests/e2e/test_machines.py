@@ -50,7 +50,7 @@ os.replace = full
 
 
 def run(code: str, **environ: str) -> str:
-    """What a process prints."""
+    """The output of a process."""
     # not in the folder of the sources, which Python would import from
     done = subprocess.run(
         [sys.executable, "-c", code],

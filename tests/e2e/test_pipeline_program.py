@@ -26,10 +26,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
     return started
 
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:.*in training normalises each of 4 parts"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*in training normalises each of 4 parts")]
 
 
 @pytest.mark.parametrize("mode", [[], ["--constant", "--every", "3"]], ids=" ".join)
@@ -50,23 +47,3 @@ def test_it_goes_on(run, tmp_path):
     with pytest.raises(SystemExit, match="every"):
         run("--constant", "--epochs", "1", "--every", "3", "--resume")
     assert "test accuracy" in run("--constant", "--epochs", "1", "--resume")
-
-
-@pytest.mark.parametrize(
-    ("args", "says"),
-    [
-        ("--device cuda", "--device cuda: give --devices, one for each stage or for several stages"),
-        ("--graph", "--graph: a CUDA graph is of one device; leave it out"),
-        ("--constant --encoder poisson", "--encoder changes nothing with --constant: the image itself is the input"),
-        ("--constant --split-size 16", "--split-size changes nothing with --constant: steps are streamed, of whole"),
-        ("--download", "--download changes nothing with --data digits: these come with scikit-learn; leave out one"),
-        ("--devices cpu,cpu,cpu,cpu,cpu,cpu", "are 6 devices for 5 stages"),
-    ],
-)
-def test_an_option_that_would_be_ignored(run, tmp_path, capsys, args, says):
-    """It is an error that names it, and what it does not go together with; an option left out is none."""
-    with pytest.raises(SystemExit) as ended:
-        run("--epochs", "1", *args.split())
-    assert ended.value.code == 2
-    assert says in capsys.readouterr().err
-    assert not (tmp_path / "checkpoint.pt").exists()

@@ -36,7 +36,7 @@ def vowels(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def value(name: str, utterance: int, coefficient: int, step: int) -> float:
-    """What stands in the files below, all different and exact in float32."""
+    """Values in the files below, all different and exact in float32."""
     return (name == "JapaneseVowels_TEST.ts") * 64 + utterance * 16 + coefficient + step / 32 * (coefficient + 1)
 
 
@@ -49,14 +49,6 @@ def write(folder: Path) -> Path:
             lines.append(":".join([*rows, str(speaker)]))
         (folder / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
     return folder
-
-
-def refused(run: Callable[..., str], capsys: pytest.CaptureFixture[str], *args: Any) -> str:
-    """The sentence with which the program ends."""
-    with pytest.raises(SystemExit) as ended:
-        run("speech.py", *map(str, args))
-    assert ended.value.code == 2
-    return capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -102,33 +94,3 @@ def test_utterances_are_read_from_their_files(vowels, tmp_path):
                 raw = torch.tensor([value(name, utterance, c, step) for c in range(12)], dtype=torch.float64)
                 wanted = (raw - seen.mean(0)) / seen.std(0)
                 torch.testing.assert_close(part.x[utterance, step].double(), wanted, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("change", "text"),
-    [
-        (lambda lines: lines[:-1], "JapaneseVowels_TRAIN.ts has 1 utterances, not 2; get the file again"),
-        (lambda lines: [*lines[:3], "1,2:3"], "line 4 is no utterance: "),
-        (lambda lines: [*lines[:3], lines[3][:-1] + "10"], "line 4 is no utterance: 12 coefficients, speaker 10"),
-        (lambda lines: [*lines[:4], lines[4].partition(":")[2]], "line 5 is no utterance: 11 coefficients"),
-    ],
-)
-def test_a_damaged_file(vowels, run, capsys, tmp_path, change, text):
-    """A file that was cut short or edited ends the program with a sentence that names file and line."""
-    path = write(tmp_path) / "JapaneseVowels_TRAIN.ts"
-    path.write_text("\n".join(change(path.read_text(encoding="utf-8").splitlines())), encoding="utf-8")
-    assert text in refused(run, capsys, "--folder", tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("args", "text"),
-    [
-        (("--folder", "there"), "--folder changes nothing with --data made-up"),
-        (("--backend", "nonesuch"), "nonesuch"),
-        (("--network", "lstm", "--backend", "torch"), "--backend changes nothing with --network lstm"),
-        (("--dropout", "1.5"), "argument --dropout: 1.5 must be from 0 to 1"),
-    ],
-)
-def test_wrong_options(run, capsys, tmp_path, args, text):
-    """A wrong option is a sentence and the exit status of wrong usage."""
-    assert text in refused(run, capsys, *SHORT, "--out", tmp_path, *args)

@@ -49,7 +49,7 @@ def ended_at(step: int, number: int, *args: str) -> subprocess.CompletedProcess[
 
 
 def differences(a: Path, b: Path) -> List[str]:
-    """What is not equal to the bit in two checkpoints: weights, moments, curves, random streams."""
+    """Entries of two checkpoints that are not equal to the bit: weights, moments, curves, random streams."""
 
     def leaves(name: str, one: object, other: object) -> List[str]:
         if isinstance(one, dict):
@@ -167,41 +167,6 @@ def test_the_same_program_on_an_ipu(tmp_path, run, signalled, monkeypatch):
         run("cifar10.py", *args, "--out", str(tmp_path / "cut"))
     run("cifar10.py", *args, "--out", str(tmp_path / "cut"), "--resume")
     assert differences(tmp_path / "cut", tmp_path / "whole") == []
-
-
-def test_options_that_a_backend_has_not(tmp_path, run, monkeypatch, capsys):
-    """An IPU has options of its own: what cannot reach it is refused by name, and not left out."""
-    monkeypatch.setenv("SPIKECORE_BACKEND", "ipu")
-    with pytest.raises(SystemExit) as ended:
-        run("cifar10.py", *TINY, "--batch-size", "40", "--out", str(tmp_path), "--precision", "bfloat16")
-    assert ended.value.code == 2
-    assert "--precision and --graph are not for this backend" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        run("cifar10.py", *TINY, "--batch-size", "40", "--out", str(tmp_path), "--compile")
-    says = "does nothing with backend ipu" if hasattr(torch.nn.Module, "compile") else "needs torch 2.3"
-    assert f"--compile {says}" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("args", "says"),
-    [
-        (["--graph"], "--graph captures CUDA graphs, and --device is cpu; give --device cuda"),
-        (["--device", "nowhere"], "--device nowhere: "),
-        (["--batch-size", "5000"], "--batch-size 5000 is more than the 1437 samples to train on"),
-        (["--tau", "0.5"], "tau=0.5 must be at least 1"),
-        (["--epochs", "few"], "argument --epochs: invalid whole number value: 'few'"),
-        (["--backend", "nothing"], "unknown backend 'nothing'"),
-        (["--seed", str(2**64)], "argument --seed: 18446744073709551616 must be from -2**63 to 2**64 - 1"),
-        (["--out", f"{__file__}/runs"], f"argument --out: {__file__} is a file; give a folder"),
-    ],
-)
-def test_options_that_cannot_be_had(tmp_path, run, capsys, args, says):
-    """One sentence that names the option or the value, and the exit status of wrong usage; nothing is written."""
-    with pytest.raises(SystemExit) as ended:
-        run("cifar10.py", *SHORT, "--out", str(tmp_path / "out"), *args)
-    assert ended.value.code == 2
-    assert says in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
 
 
 PAGE = (

@@ -62,12 +62,10 @@ class TestOnAGpu:
         if not usable(backend):
             pytest.skip(f"{backend} is not usable here")
         runs, train = self.both(
-            OPTIMIZERS[optimizer],
-            backend=backend,
-            schedule=lambda made: torch.optim.lr_scheduler.StepLR(made, 10, 0.5),
+            OPTIMIZERS[optimizer], backend=backend, schedule=lambda made: torch.optim.lr_scheduler.StepLR(made, 10, 0.5)
         )
         assert same(*runs)
-        assert len(train._graphs) == 1
+        assert len(train._cache) == 1
 
     @pytest.mark.parametrize("optimizer", ["SGD fused", "Adam", "AdamW", "RMSprop"])
     def test_a_learning_rate_that_is_a_tensor(self, optimizer):
@@ -78,7 +76,7 @@ class TestOnAGpu:
             schedule=lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9),
         )
         assert same(*runs)
-        assert len(train._graphs) == 2
+        assert len(train._cache) == 2
 
     def test_interruptions(self):
         """zero_grad, an optimiser that is loaded, a mode, a moved weight: between steps all is as with eager ones."""
@@ -94,7 +92,7 @@ class TestOnAGpu:
 
         runs, train = self.both(OPTIMIZERS["Adam"], steps=30, between=between)
         assert same(*runs)
-        assert train._graphs
+        assert train._cache
 
     def test_on_other_streams(self):
         """Calls from any stream: what a call returns can be used on the stream that it was made on."""
@@ -137,7 +135,7 @@ class TestOnAGpu:
                 results.append(train(look(x), y))
             runs.append((results, model.state_dict()))
         assert same(*runs)
-        assert train._graphs
+        assert train._cache
 
     def test_carried_states(self):
         """Under carry_state graphs take the state in and give it back."""
@@ -163,7 +161,7 @@ class TestOnAGpu:
         assert torch.cuda.current_stream() == before
         runs, train = self.both(OPTIMIZERS["Adam"], steps=10)
         assert same(*runs)
-        assert train._graphs
+        assert train._cache
 
     @pytest.mark.parametrize("how", ["a wait", "an exception"])
     def test_a_capture_that_fails(self, how):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import spikecore as sc
 from spikecore.dtypes import DTYPES
-from spikecore.testing._tolerances import TOLERANCES
+from spikecore.testing import TOLERANCES
 
 pytestmark = pytest.mark.gpu
 

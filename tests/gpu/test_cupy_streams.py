@@ -37,7 +37,7 @@ def step(neuron: nn.Module, x: Tensor) -> Tuple[Tensor, ...]:
 
 
 def same(ours: Tuple[Tensor, ...], theirs: Tuple[Tensor, ...]) -> bool:
-    """Whether all are equal, wherever they are."""
+    """True if all are equal, wherever they are."""
     return len(ours) == len(theirs) and all(torch.equal(a.cpu(), b.cpu()) for a, b in zip(ours, theirs))
 
 

@@ -1,20 +1,20 @@
-"""How the cupy backend is chosen, compiled and kept, and how it goes with the rest of PyTorch."""
+"""Choice, compilation and cache of the cupy backend, and its use with the rest of PyTorch."""
 
 from __future__ import annotations
 
 import warnings
 from pathlib import Path
-from typing import Any, Callable, List, Tuple
+from typing import Any, Callable, Iterator, List, Tuple
 
 import pytest
 import torch
 from torch import Tensor
 
 import spikecore as sc
-from spikecore._base.caches import KERNELS, Recent
-from spikecore._plugins import registry
 from spikecore.backend import Spec
+from spikecore.kernels import KERNELS, Recent
 from spikecore.lang import Program
+from spikecore.plugins.registry import BUILTINS, Registry, replace_default
 from spikecore_cupy import device
 from spikecore_cupy.backend import CupyBackend
 
@@ -24,11 +24,13 @@ Noise = Callable[..., Tensor]
 
 
 @pytest.fixture
-def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nobody asked for a backend, and nothing was said yet."""
     monkeypatch.delenv("SPIKECORE_BACKEND", raising=False)
     monkeypatch.delenv("SPIKECORE_BLOCK", raising=False)
-    monkeypatch.setattr(registry, "_defaults", [registry.Registry(registry.BUILTINS)])
+    before = replace_default(Registry(BUILTINS))
+    yield
+    replace_default(before)
 
 
 @pytest.mark.usefixtures("fresh")
@@ -56,7 +58,7 @@ def compilations(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> List[int]:
 
     monkeypatch.setattr(nvrtc, "compileProgram", compile_program)
     monkeypatch.setenv("SPIKECORE_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(device, "_kernels", Recent(KERNELS))
+    monkeypatch.setattr(device, "loaded_kernels", Recent(KERNELS))
     return count
 
 
@@ -64,14 +66,14 @@ def lif_of_four_steps() -> Tuple[Program, Spec, Tuple[float, ...]]:
     """The program, the spec and the values of the parameters of a LIF, those of its surrogate included."""
     neuron = sc.LIF()
     program = neuron.program
-    values = (2.0, 1.0, 0.0, *neuron._dispatch.numbers.values())
+    values = tuple(map(float, neuron.named_values().values()))
     return program, Spec(torch.float32, 4, ("number",) * len(values), final=False), values
 
 
 def test_the_text_that_is_shown_is_the_text_that_runs(
     compilations: List[int], monkeypatch: pytest.MonkeyPatch, noise: Noise
 ) -> None:
-    """What :meth:`CupyBackend.text` shows of a call is what was compiled for it, for a large layer with any tau."""
+    """The text that :meth:`CupyBackend.text` shows of a call was compiled for it, for a large layer with any tau."""
     from cupy_backends.cuda.libs import nvrtc
 
     program, spec, values = lif_of_four_steps()

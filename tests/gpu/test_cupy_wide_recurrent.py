@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import spikecore as sc
-from spikecore.kernels import _spike_products
+from spikecore.kernels import spike_products
 
 pytestmark = pytest.mark.gpu
 STEPS, BATCH = 40, 256
@@ -22,13 +22,13 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> List[int]:
     if not hasattr(torch.ops.aten.mm, "dtype") or torch.cuda.get_device_capability() < (8, 0):
         pytest.skip("needs tensor cores with bfloat16, and torch 2.8")
     found: List[int] = []
-    multiplied = _spike_products.multiplied
+    multiplied = spike_products.multiplied
 
     def counted(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         found.append(b.shape[1])
         return multiplied(a, b)
 
-    monkeypatch.setattr(_spike_products, "multiplied", counted)
+    monkeypatch.setattr(spike_products, "multiplied", counted)
     return found
 
 

@@ -10,10 +10,7 @@ from torch import Tensor, nn
 
 import spikecore as sc
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.filterwarnings("ignore:Synchronization debug mode"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:Synchronization debug mode")]
 
 Noise = Callable[..., Tensor]
 EPS = torch.finfo(torch.float32).eps

@@ -66,7 +66,7 @@ def test_the_sum_within_a_kernel_is_that_of_torch(backend, last, half, compiled,
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 def test_the_sums_are_packed(compiled):
-    """What a convolution behind three blocks keeps as bits gives the gradients of what it keeps whole."""
+    """Bits that a convolution behind three blocks keeps give the gradients of the whole tensor."""
     x = 4 * torch.rand(4, 3, 3, 16, 16, device=DEVICE)
     found = []
     for packs in (False, True):

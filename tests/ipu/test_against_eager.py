@@ -36,7 +36,7 @@ def network(backend: str) -> nn.Module:
 
 
 def returned(per_micro, mode, accumulation, replicas, device_iterations, period):
-    """What an output mode makes of values in the order [device iterations, accumulation, replicas]."""
+    """The result of an output mode for values in the order [device iterations, accumulation, replicas]."""
     rounds = [per_micro[i : i + replicas] for i in range(0, device_iterations * accumulation * replicas, replicas)]
     if mode == "Sum":
         return [sum(values) for values in zip(*rounds)]
@@ -66,6 +66,7 @@ CASES = [
 ]
 
 
+@pytest.mark.filterwarnings("ignore:AdamW decays")
 @pytest.mark.matrix(turn=0)
 @pytest.mark.parametrize(("optimizer", "iterations", "accumulation", "replicas", "mode"), CASES)
 def test_twenty_updates(optimizer, iterations, accumulation, replicas, mode):
@@ -79,10 +80,7 @@ def test_twenty_updates(optimizer, iterations, accumulation, replicas, mode):
     per_update = MICRO * accumulation * replicas
     size = per_update * iterations
     batches = [
-        (
-            2 * torch.randn(size, FEATURES, generator=generator),
-            torch.randint(CLASSES, (size,), generator=generator),
-        )
+        (2 * torch.randn(size, FEATURES, generator=generator), torch.randint(CLASSES, (size,), generator=generator))
         for _ in range(UPDATES // iterations)
     ]
     net = network("ipu")

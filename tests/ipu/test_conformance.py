@@ -64,7 +64,7 @@ def _traced():
 @pytest.mark.matrix(turn=0)
 @pytest.mark.usefixtures("_traced")
 class TestTraced(BackendConformance):
-    """What PopTorch compiles has the values and the gradients of the equations."""
+    """A compiled network has the values and the gradients of the equations."""
 
     backend = "ipu_traced"
     # each call records a graph: that takes minutes for the tiers generated and random (random programs are compiled

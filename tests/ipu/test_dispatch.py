@@ -1,4 +1,4 @@
-"""What reaches PopTorch: torch 2.0.1 dispatches every neuron and loss as it does for PopTorch's device, and each
+"""Operations for PopTorch: torch 2.0.1 dispatches every neuron and loss as it does for PopTorch's device, and each
 operation that arrives has a handler there. Ways and names are those of ``poptorch_emulator.handlers``.
 """
 
@@ -117,13 +117,14 @@ def programs():
 
 
 def test_every_neuron_surrogate_and_reset():
-    """What a neuron is lowered to has a handler, for each surrogate and reset."""
+    """Every operation of a neuron has a handler, for each surrogate and reset."""
     x = torch.rand(2, 3, 4)
     count = 0
     for name, one in programs():
         count += 1
         neuron = one.to("meta")
-        assert dispatched(lambda x, of=neuron: of.run(x, record=tuple(of.states))[0], x) == set(), name
+        inputs = [x] * len(neuron.inputs) if isinstance(neuron, sc.CobaLIF) else [x]
+        assert dispatched(lambda *x, of=neuron: of.run(*x, record=tuple(of.states))[0], *inputs) == set(), name
     assert count > 400
 
 
@@ -133,14 +134,17 @@ def test_ways_to_make_a_neuron(neuron, keywords):
     """Detached resets, learnt and per-channel parameters."""
     if "threshold" not in neuron.params and "detach_reset" not in keywords:
         keywords = {"learn": (next(iter(neuron.params)),)}
+    if neuron is sc.DHLIF and isinstance(keywords.get("threshold"), torch.Tensor):
+        keywords = {"threshold": torch.rand(3)}  # its input is [..., branches]
     one = made(neuron, **keywords).to("meta")
-    assert dispatched(one, torch.rand(2, 3, 4)) == set()
+    inputs = [torch.rand(2, 3, 4)] * (2 if neuron is sc.CobaLIF else 1)
+    assert dispatched(one, *inputs) == set()
 
 
 @pytest.mark.parametrize("name", ["ce_count", "ce_rate", "ce_max_membrane", "mse_count", "mse_membrane"])
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 def test_every_loss(name, reduction):
-    """What a loss is made of has a handler."""
+    """Every operation of a loss has a handler."""
     loss = getattr(sc.losses, name)
     keywords = {"reduction": reduction} if "reduction" in inspect.signature(loss).parameters else {}
     assert dispatched(lambda x, y: loss(x, y, **keywords), torch.rand(4, 3, 5), torch.tensor([0, 4, 2])) == set()

@@ -10,7 +10,7 @@ from ipu_nets import Net
 
 
 def test_a_call_that_poptorch_compiles_is_refused():
-    """What runs on the host is seen; a step of the device, whose tensors hold no values when it is compiled, is not."""
+    """A call on the host is seen; a step of the device, whose tensors hold no values when it is compiled, is not."""
     net = Net()
     x = 4 * torch.rand(3, 4, generator=torch.Generator().manual_seed(1))
     with sc.monitor(net, record=("v",)) as seen:

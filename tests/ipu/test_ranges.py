@@ -45,11 +45,7 @@ def test_the_device_computes_with_values_inside():
         wanted, _ = Net("torch", 1.0, EPS, 1.0)(x())
     assert torch.equal(counts, wanted)
     saved = step.state_dict()["net"]
-    assert {name: value.item() for name, value in saved.items()} == {
-        "lif.tau": 1.0,
-        "klif.k": EPS,
-        "leaky.beta": 1.0,
-    }
+    assert {name: value.item() for name, value in saved.items()} == {"lif.tau": 1.0, "klif.k": EPS, "leaky.beta": 1.0}
     assert torch.equal(sc.inference_model(net)(x())[0], wanted)
     step.load_state_dict(step.state_dict())
     step.destroy()

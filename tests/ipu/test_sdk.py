@@ -10,7 +10,7 @@ import pytest
 import poptorch_emulator
 import spikecore as sc
 import warm
-from spikecore._plugins.registry import BUILTINS, Registry
+from spikecore.plugins.registry import BUILTINS, Registry
 from spikecore_ipu import sdk
 
 

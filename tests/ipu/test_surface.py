@@ -51,7 +51,7 @@ OPTIMIZERS = {
 
 
 def receiver(node: ast.expr) -> str:
-    """What an attribute is taken of, if it is one of PopTorch's things."""
+    """The owner of an attribute, if it is one of PopTorch's things."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "poptorch":
         return "poptorch"
     if isinstance(node, ast.Name):
@@ -95,9 +95,9 @@ def test_nothing_else_imports_it():
     assert [name for name, text in texts.items() if "import_module" in text] == ["sdk.py"]
 
 
-@pytest.mark.parametrize("kind", translate._TAKEN)
+@pytest.mark.parametrize("kind", translate.ACCEPTED)
 def test_hyperparameters_are_poptorchs(kind):
-    assert set(translate._TAKEN[kind]) <= set(OPTIMIZERS[kind.__name__].split())
+    assert set(translate.ACCEPTED[kind]) <= set(OPTIMIZERS[kind.__name__].split())
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

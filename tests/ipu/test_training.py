@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import poptorch_emulator as poptorch
+import refusals
 import spikecore as sc
 import spikecore_ipu
 from ipu_nets import Net, Stepwise, close, count_and_spikes, data, same_weights, trained
@@ -17,7 +18,7 @@ from spikecore_ipu.backend import PLAIN
 
 
 class TestTheSameScript:
-    """What a script sees is what it sees on other backends."""
+    """A script sees the same as on other backends."""
 
     @pytest.mark.parametrize("make", [Net, Stepwise, functools.partial(Stepwise, resets=False)])
     def test_outputs_and_losses(self, make):
@@ -229,19 +230,6 @@ class TestPipeline:
         losses = [trained(net, options=options)(*data(6))[1] for net in nets]
         close(*losses)
 
-    @pytest.mark.parametrize(
-        ("stages", "error", "says"),
-        [
-            ({"fc3": 1}, ValueError, "stages names 'fc3', which is no submodule; submodules: 'encode', 'fc1'"),
-            ({"fc2": -1}, ValueError, "stages puts 'fc2' on IPU -1"),
-            ({"fc2": "1"}, TypeError, "stages puts 'fc2' on '1'; give the number of an IPU"),
-            ("fc2", TypeError, "stages='fc2' must map names"),
-        ],
-    )
-    def test_refuses(self, stages, error, says):
-        with pytest.raises(error, match=says):
-            spikecore_ipu.pipeline(Net(), stages)
-
 
 def test_a_program_that_cannot_be_lowered(monkeypatch):
     """An operation without a handler in PopTorch is named before anything is compiled."""
@@ -281,3 +269,6 @@ def test_a_derivative_that_is_not_finite():
     spikes = [sc.IF(surrogate=Unbounded(), backend=name)(x) for name in ("torch", "ipu")]
     assert torch.equal(*spikes)
     assert spikes[1].tolist() == [[0, 0, 1, 1]]
+
+
+test_refused = refusals.table(__file__, globals())

@@ -26,19 +26,6 @@ class TestSchedules:
             nets.append(net)
         same_weights(*nets)
 
-    def test_groups_keep_their_own_numbers(self):
-        nets = []
-        for backend in ("torch", "ipu"):
-            net = Net(backend)
-            groups = [{"params": net.fc1.parameters(), "lr": 0.1}, {"params": net.fc2.parameters(), "momentum": 0.5}]
-            optimizer = torch.optim.SGD(groups, lr=0.01, momentum=0.9, weight_decay=0.1)
-            step = trained(net, optimizer)
-            for seed in range(4):
-                step(*data(seed=seed))
-                optimizer.param_groups[0]["lr"] *= 0.5
-            nets.append(net)
-        same_weights(*nets)
-
 
 class TestOptimizers:
     def test_one_that_poptorch_has_not(self):
@@ -108,27 +95,3 @@ class TestOptimizers:
             for _ in range(2):
                 with pytest.raises(sc.backend.Unsupported, match=says):
                     step(*data())
-
-    def test_what_was_off_after_compiling_anew(self):
-        nets = []
-        for backend in ("torch", "ipu"):
-            net = Net(backend)
-            optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-            step = trained(net, optimizer)
-            step(*data())
-            optimizer.param_groups[0]["momentum"] = 0.9
-            if backend == "ipu":
-                step.destroy()
-            step(*data())
-            step(*data())
-            nets.append(net)
-        same_weights(*nets)
-
-
-def test_betas_in_a_list():
-    """PopTorch takes a tuple only; a training step hands it one."""
-    net = nn.Sequential(sc.encode.Constant(2), nn.Linear(3, 2), sc.LIF(backend="ipu"))
-    optimizer = torch.optim.Adam(net.parameters(), betas=[0.9, 0.99])
-    step = sc.training_model(net, sc.losses.ce_count, optimizer, backend="ipu")
-    step(torch.rand(2, 3), torch.tensor([0, 1]))
-    assert step._translated.target.param_groups[0]["betas"] == (0.9, 0.99)

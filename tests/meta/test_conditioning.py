@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from plain_loop import Loop, Plain
-from spikecore.testing import CASES, check_backend, installed
+from spikecore.testing import check_backend, installed
 from spikecore.testing._conditioning import Conditioning
 from spikecore.testing._oracle import adjoint, neurons
-from spikecore.testing._oracle.rules import ROUNDED
-from spikecore.testing._runner import prepare, run_case
-from spikecore.testing._tolerances import TOLERANCES
+from spikecore.testing.edge_table import TABLE
 
+#: Operations that no library rounds correctly.
+ROUNDED = {name for name, edge in TABLE.items() if not edge.exact}
 #: Calls with a gradient, of thousands, that is a small difference of large terms.
 ILL_CONDITIONED = [
     f"generated/{call},given=output:0,cotangents=huge"
@@ -26,7 +26,7 @@ ILL_CONDITIONED = [
 
 
 class Device(Loop):
-    """Every function that no library rounds correctly is off by up to two units in the last place, as on a GPU."""
+    """Every function of :data:`ROUNDED` is off by up to two units in the last place, as on a GPU."""
 
     def operate(self, node, args):
         value = super().operate(node, args)
@@ -54,9 +54,9 @@ class ExponentialOff(Device):
 
 
 def outcome(loop, id):
-    """What the case comes to on a loop."""
+    """The result of the case on a loop."""
     with installed(type("Like", (Plain,), {"name": "like", "loop": loop})):
-        return run_case(CASES.get(id), prepare("like"))
+        return check_backend("like", cases=[id])[0]
 
 
 class TestVerdicts:
@@ -80,46 +80,25 @@ class TestVerdicts:
         assert outcome(ExponentialOff, ILL_CONDITIONED[-1]).outcome == "failed"
 
 
-def measured(oracle, x, dtype=np.float32, **params):
-    """The conditioning of a run."""
-    return Conditioning(oracle, [np.asarray(x, float)], params, None, dtype)
+def measured(reset, x):
+    """The conditioning of a run of IF."""
+    params = {"threshold": 1.0, "v_reset": 0.0}
+    return Conditioning(neurons.IF(reset=reset), [np.asarray(x)], params, None, np.float32)
 
 
 class TestSpread:
-    """How far numbers may be off."""
-
-    def test_of_well_conditioned_numbers_it_is_far_below_the_tolerance(self):
-        """Values and gradients of leaky integrators."""
-        x = np.random.default_rng(1).normal(size=(12, 3, 7))
-        of = measured(neurons.LI(), x, tau=2.7, v_rest=0.1)
-        assert 0 < of.outputs(0).max() < TOLERANCES["float32", "output"].rtol / 5
-        assert np.array_equal(of.states("v"), of.outputs(0))
-        g = of.gradients(lambda seen: adjoint(seen, [np.ones_like(x)]))
-        near = TOLERANCES["float32", "input gradient"].rtol / 50
-        assert g.inputs[0].shape == x.shape
-        assert (g.inputs[0] > 0).all()
-        assert (g.inputs[0] < near).all()
-        assert (g.params["tau"].shape, g.state["v"].shape) == ((1, 1), (3, 7))
-        double = measured(neurons.LI(), x, np.float64, tau=2.7, v_rest=0.1)
-        assert double.outputs(0).max() < 1e-8 * of.outputs(0).max()
-
-    def test_of_a_difference_of_large_terms_it_is_what_they_lose(self):
-        """100,000 and a little less: not of the difference, but of the terms."""
-        of = measured(neurons.IF(reset="none"), [[1e5], [-1e5 + 0.125]], threshold=0.5, v_reset=0.0)
-        off = of.states("v")[:, 0]
-        assert (off > 1e5 * 2.0**-24).all()
-        assert (off < 1e5 * 2.0**-20).all()
+    """Allowed deviations, where a spike hangs on rounding. No case of the suite draws such inputs, but by chance."""
 
     def test_a_tie_stays_a_tie(self):
         """No copy decides otherwise."""
-        of = measured(neurons.IF(reset="none"), [[0.75], [0.25], [0.25]], threshold=1.0, v_reset=0.0)
+        of = measured("none", [[0.75], [0.25], [0.25]])
         assert of.seen.outputs[0][1].all()
         assert not of.outputs(0).any()
 
     def test_where_rounding_decides_about_a_spike_nothing_is_judged(self):
         """From that step on, of that neuron, and none of its gradients."""
         x = np.asarray([[0.5, 0.5], [0.5 - 1e-9, 0.25], [0.1, 0.1]])
-        of = measured(neurons.IF(reset="hard"), x, threshold=1.0, v_reset=0.0)
+        of = measured("hard", x)
         assert np.array_equal(np.isinf(of.outputs(0)), [[False, False], [True, False], [True, False]])
         g = of.gradients(lambda seen: adjoint(seen, [np.ones_like(x)]))
         assert np.array_equal(np.isinf(g.inputs[0]).any(axis=0), [True, False])

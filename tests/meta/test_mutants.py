@@ -17,7 +17,7 @@ import torch
 
 import plain_loop
 from spikecore.backend import Backend, Unsupported
-from spikecore.testing import Result, check_backend, installed
+from spikecore.testing import CASES, Result, check_backend, installed
 from spikecore_torch.backend import TorchBackend
 
 SOURCE = Path(plain_loop.__file__).read_text()
@@ -69,6 +69,9 @@ def table() -> List[Mutant]:
 
 
 MUTANTS = table()
+#: Those that a case must catch, and those that any generated call must.
+BY_CASE = [mutant for mutant in MUTANTS if mutant.kind != "generated"]
+GENERATED = [mutant for mutant in MUTANTS if mutant.kind == "generated"]
 
 
 def linear(x: torch.Tensor) -> torch.Tensor:
@@ -112,7 +115,7 @@ def planted(mutant: Mutant) -> Type[Backend]:
 
 
 def result_of(backend: Type[Backend], case: str) -> Result:
-    """What the case comes to."""
+    """Result of the case on the backend."""
     with installed(backend) as name:
         (result,) = check_backend(name, cases=[case])
     return result
@@ -126,7 +129,7 @@ def of_the_control(case: str) -> Result:
 
 @pytest.fixture
 def process() -> Iterator[None]:
-    """What a mutant changes for the whole process is changed back."""
+    """Changes that a mutant makes to the whole process are undone."""
     threads, dtype, states = torch.get_num_threads(), torch.get_default_dtype(), torch.get_rng_state()
     hook = threading.excepthook
     yield
@@ -138,8 +141,15 @@ def process() -> Iterator[None]:
     torch.set_rng_state(states)
 
 
+def test_each_mutant_changes_lines_of_the_loop() -> None:
+    """Whichever part of the matrix runs, no mutant was left behind by a change of the loop."""
+    for mutant in MUTANTS:
+        planted(mutant)
+
+
+@pytest.mark.matrix
 @pytest.mark.usefixtures("process")
-@pytest.mark.parametrize("mutant", MUTANTS, ids=[f"{m.kind}: {m.fault}".replace(" ", "-") for m in MUTANTS])
+@pytest.mark.parametrize("mutant", BY_CASE, ids=[f"{m.kind}: {m.fault}".replace(" ", "-") for m in BY_CASE])
 def test_the_case_catches_it(mutant: Mutant) -> None:
     """It passes without the fault, and with it finds a difference, or tells the exception that was planted."""
     control = of_the_control(mutant.case)
@@ -148,6 +158,22 @@ def test_the_case_catches_it(mutant: Mutant) -> None:
     caught = result.outcome == "failed" or (result.outcome == "error" and "planted" in result.message)
     assert caught, f"{mutant.fault} is not caught by {mutant.case}: {result.outcome} {result.message}"
     assert mutant.says in result.message
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("mutant", GENERATED, ids=[m.fault.replace(" ", "-") for m in GENERATED])
+def test_a_generated_call_catches_it(mutant: Mutant) -> None:
+    """The message names the simplest call that fails, which takes what the row says and fails again by itself."""
+    takes = mutant.case.partition(" ")[2]
+    ids = sorted((case.id for case in CASES.select(ids=["generated/*=*"])), key=lambda id: not re.search(takes, id))
+    with installed(planted(mutant)) as name:
+        failed = (result for id in ids for result in check_backend(name, cases=[id]) if result.outcome == "failed")
+        message = next(failed).message
+        again = re.search(r"--case (generated/\S*)", message)[1]  # type: ignore[index]  # every message has it
+        assert re.search(takes, again), message
+        (repeated,) = check_backend(name, cases=[again])
+    assert repeated.outcome == "failed"
+    assert repeated.message.splitlines()[0] == message.splitlines()[0]
 
 
 def test_there_are_enough() -> None:

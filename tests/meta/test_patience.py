@@ -1,4 +1,4 @@
-"""What cases wait for: memory that a runtime holds a moment longer, and threads that never end."""
+"""Waits of cases: for memory that a runtime holds a moment longer, and threads that never end."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import pytest
 
 from plain_loop import Loop, Plain
 from spikecore.testing import check_backend, installed
-from spikecore.testing._compare import Mismatch
-from spikecore.testing._threads import at_once
+from spikecore.testing.compare import Mismatch
+from spikecore.testing.threads import at_once
 
 
 @pytest.mark.parametrize(("seconds", "outcome"), [(0.2, "passed"), (600.0, "failed")])
 def test_memory_may_be_held_for_a_moment(seconds: float, outcome: str) -> None:
-    """As a runtime does that computes in the background: free within a second is free."""
+    """A runtime that computes in the background holds memory so: free within a second is free."""
     held: List[Any] = []
 
     class Holding(Loop):

@@ -107,7 +107,7 @@ def pytest_in(folder: Path, *arguments: str, path: Any = (), **env: str) -> Any:
 
 @functools.lru_cache(maxsize=None)
 def _loaded(path: str) -> bool:
-    """Whether pytest finds the plugin by itself: it is installed here, and not only on the path."""
+    """True if pytest finds the plugin by itself: it is installed here, and not only on the path."""
     done = warm.run("-c", LOADED, env={**os.environ, "PYTHONPATH": path}, timeout=300)
     return "spikecore_pytest" in done.stdout
 

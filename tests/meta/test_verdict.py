@@ -11,14 +11,14 @@ import torch
 from click.testing import CliRunner
 
 import spikecore as sc
-from plain_loop import Loop, Plain
-from spikecore._plugins.registry import default_registry
+from plain_loop import Loop, Plain, added
 from spikecore.cli import app
+from spikecore.plugins.registry import default_registry
 from spikecore.testing import CASES, DEFAULT_TIERS, Result, check_backend, conforms, examine, installed, judge
 
 
 def run(*arguments: str) -> Any:
-    """What the command gives."""
+    """The result of the command."""
     return CliRunner().invoke(app, ["conformance", *arguments])
 
 
@@ -112,7 +112,7 @@ class TestTheWords:
 
 
 class TestHollow:
-    """What a run was once called sound for."""
+    """Runs that were once called sound."""
 
     def test_an_unusable_backend(self, monkeypatch: Any) -> None:
         """``conformance cupy --json`` without a GPU: not tested, and 4; 1 where it is required."""
@@ -190,8 +190,8 @@ class TestHollow:
         case = "single-step/lif-hard" if way == "one step" else "forward/lif-hard"
         with installed(Cheat) as name:
             check_backend(name, cases=[case])
-            default_registry().get(name, "a test")._runners.clear()
-            (result,) = check_backend(name, cases=[case])
+            with default_registry().fresh(name, "a test"):
+                (result,) = check_backend(name, cases=[case])
         assert result.outcome == "failed", result
         assert "compute in its place" in result.message
 
@@ -200,7 +200,7 @@ KEPT: Any = {}
 
 
 class TestReport:
-    """What a report says beside the verdict."""
+    """Facts of a report beside the verdict."""
 
     def test_it_names_what_it_depends_on(self) -> None:
         """Versions, device by name, tiers, counts, date, time."""
@@ -222,15 +222,13 @@ class TestReport:
             context.seed("generated", 41)
             raise AssertionError("not equal")
 
-        case = CASES.get("forward/lif-hard")
-        replaced = type(case)(case.id, case.tier, case.holds, drawn)
-        monkeypatch.setattr(CASES, "_cases", {case.id: replaced})
-        report = examine("torch", cases=["forward/lif-hard"])
+        with installed(Plain) as name:
+            report = examine(name, cases=[added(monkeypatch, name, drawn)])
         assert report.seeds == {"generated": 41}
         assert report.as_dict()["seeds"] == {"generated": 41}
 
     def test_a_line_for_each_case_where_there_is_no_terminal(self) -> None:
-        """As it ends, in the order in which cases are named."""
+        """The line comes when the case ends, in the order in which cases are named."""
         lines = run("torch", "--case", "record/lif-hard", "--case", "forward/lif-hard").output.splitlines()
         assert [line.split()[:3] for line in lines[:2]] == [
             ["passed", "state", "record/lif-hard"],

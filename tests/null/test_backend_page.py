@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Dict, List
 
@@ -15,9 +15,8 @@ from spikecore.backend import BACKEND_API, MAX_STATIC_STEPS, OLDEST_API, Capabil
 from spikecore.kernels import BackwardPlan, ForwardPlan
 from spikecore.lang.eager import TORCH
 from spikecore.lang.node import LEAVES
-from spikecore.testing import TIERS
-from spikecore.testing._tolerances import TOLERANCES
-from spikecore.testing._verdict import EXIT_CODES
+from spikecore.testing import TIERS, TOLERANCES, judge
+from spikecore.testing.reports import CONFORMS, DOES_NOT_CONFORM, NOT_TESTED, PARTIAL
 
 PAGE = (Path(__file__).parents[2] / "docs" / "backends.md").read_text(encoding="utf-8")
 
@@ -35,7 +34,7 @@ def table(heading: str, first: str) -> List[List[str]]:
 
 
 def names(cell: str) -> List[str]:
-    """What a cell has in code quotes."""
+    """The words of a cell in code quotes."""
     return re.findall(r"`([^`]+)`", cell)
 
 
@@ -124,7 +123,9 @@ def test_the_versions_of_the_page_are_those_of_the_contract() -> None:
 def test_verdicts_and_tiers_are_those_of_the_suite() -> None:
     """The four words with their exit codes, and every tier, are on the page."""
     rows = table("## Conformance", "verdict")
-    assert {names(word)[0]: int(code) for word, code, _ in rows} == EXIT_CODES
+    codes = {names(word)[0]: int(code) for word, code, _ in rows}
+    assert codes == {word: replace(judge([]), word=word).exit_code for word in codes}
+    assert {*codes} == {CONFORMS, PARTIAL, NOT_TESTED, DOES_NOT_CONFORM}
     section = PAGE[PAGE.index("\nThe tiers: ") : PAGE.index("### Reading a failure")]
     assert set(TIERS) <= set(names(section))
 

@@ -1,4 +1,4 @@
-"""What a backend declares for one device type and not for another: calls, automatic choice, loading and the suite."""
+"""Capabilities on one device type and not on another: calls, automatic choice, loading and the suite."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Partial(Plain):
 
 
 def test_a_call_is_refused_on_the_device_that_lacks_it() -> None:
-    """What is declared for other devices only raises, and the sentence names the device."""
+    """A capability of other devices only raises an error, whose sentence names the device."""
     with installed(Partial):
         neuron = sc.LIF(backend="partial")
         assert neuron(torch.ones(3, 2)).shape == (3, 2)

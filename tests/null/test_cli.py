@@ -15,8 +15,8 @@ from click.testing import CliRunner
 
 from spikecore import cli
 from spikecore.backend import BackendStatus
-from spikecore.cli import _backends
 from spikecore.dtypes import DTYPES, NARROW
+from spikecore.plugins.registry import Registry
 from spikecore.testing import TIERS
 
 ROWS = [
@@ -31,17 +31,17 @@ def probes(monkeypatch: pytest.MonkeyPatch) -> List[bool]:
     """The command lists ROWS; what it asked the library for is kept here."""
     asked: List[bool] = []
 
-    def listed(probe: bool) -> List[BackendStatus]:
+    def listed(registry: Registry, probe: bool, automatic: Any) -> List[BackendStatus]:
         asked.append(probe)
         return ROWS
 
-    monkeypatch.setattr(_backends, "list_backends", listed)
+    monkeypatch.setattr(Registry, "status", listed)
     monkeypatch.setenv("COLUMNS", "200")
     return asked
 
 
 def invoke(*arguments: str) -> str:
-    """What the command prints; it must succeed."""
+    """The output of the command, which must succeed."""
     result = CliRunner().invoke(cli.app, list(arguments))
     assert result.exit_code == 0, result.output
     return result.output
@@ -59,11 +59,11 @@ def test_a_line_per_backend_with_its_details(probes: List[bool]) -> None:
 def test_what_a_plugin_prints_does_not_spoil_the_json(monkeypatch: pytest.MonkeyPatch) -> None:
     """It goes where errors go."""
 
-    def loud(probe: bool) -> List[BackendStatus]:
+    def loud(*asked: Any) -> List[BackendStatus]:
         print("imported")
         return ROWS
 
-    monkeypatch.setattr(_backends, "list_backends", loud)
+    monkeypatch.setattr(Registry, "status", loud)
     # before version 8.2 click's runner puts what goes to standard error into the standard output
     apart: Any = {"mix_stderr": False} if "mix_stderr" in inspect.signature(CliRunner).parameters else {}
     result = CliRunner(**apart).invoke(cli.app, ["backends", "--json", "--probe"])
@@ -143,10 +143,10 @@ def test_every_command_is_under_a_heading() -> None:
 
 
 def test_ctrl_c_ends_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a shell says it; 1 would be a verdict of conformance."""
+    """The exit code is a shell's; 1 would be a verdict of conformance."""
 
-    def interrupted(probe: bool) -> List[BackendStatus]:
+    def interrupted(*asked: Any) -> List[BackendStatus]:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(_backends, "list_backends", interrupted)
+    monkeypatch.setattr(Registry, "status", interrupted)
     assert CliRunner().invoke(cli.app, ["backends"]).exit_code == 130

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import spikecore as sc
-from spikecore._plugins.registry import BUILTINS, Registry
+from spikecore.plugins.registry import BUILTINS, Registry
 from spikecore_cupy import device
 
 World = Callable[..., None]

@@ -14,8 +14,8 @@ from spikecore import dtypes
 from spikecore.backend import Capabilities, Feedback, Spec
 from spikecore.core.checks import lacking
 from spikecore.lang import Node, Program
-from spikecore.lang._program import Statistics
-from spikecore.testing._tolerances import EXACT_STEPS, TOLERANCES
+from spikecore.lang.transform import Normalised
+from spikecore.testing.tolerances import EXACT_STEPS, TOLERANCES
 
 # -- dtypes
 
@@ -28,13 +28,11 @@ OF_HEADER = ("struct {name} ", "value({name} x)", "rounded<{name}>", "spike<{nam
 
 DTYPE_PLACES: Dict[str, Place] = {
     "spikecore/backend.py: Capabilities": at_least(lambda: ALL, lambda: [field.name for field in fields(Capabilities)]),
-    "spikecore/testing/_tolerances.py: TOLERANCES": exactly(
-        lambda: {
-            *(f"{dtype} {quantity}" for dtype in ALL for quantity in QUANTITIES),
-        },
+    "spikecore/testing/tolerances.py: TOLERANCES": exactly(
+        lambda: {*(f"{dtype} {quantity}" for dtype in ALL for quantity in QUANTITIES)},
         lambda: {" ".join(key) for key in TOLERANCES},
     ),
-    "spikecore/testing/_tolerances.py: EXACT_STEPS": exactly(lambda: ALL, lambda: EXACT_STEPS),
+    "spikecore/testing/tolerances.py: EXACT_STEPS": exactly(lambda: ALL, lambda: EXACT_STEPS),
     "spikecore/testing/_cases/rows.py: _PAIRS": at_least(
         lambda: ALL,
         lambda: re.findall(r'\("(\w+)",', page("spikecore/testing/_cases/rows.py").partition("_PAIRS = ")[2]),
@@ -73,18 +71,20 @@ def asked() -> Set[str]:
     """The capabilities that some call needs."""
     x, v, p = Node("input", (), "x"), Node("state", (), "v"), Node("param", (), "p")
     names = {"inputs": ("x", "y"), "states": ("v",), "params": ("p",)}
-    normalised = [Statistics(name, *("p",) * 4) for name in names["inputs"]]
-    program = Program("All", outputs=[x, v], next=[p], initial=[v], normalised=normalised, **names)
+    program = Program("All", outputs=[x, v], next=[p], initial=[v], **names)
     found: Set[str] = set()
-    for row, kind in itertools.product(dtypes.TABLE, ("channel", "full")):
-        spec = Spec(row.dtype, 1, (kind,), learn=("p",), feedback=Feedback(detach=True))
+    programs = (program, Normalised("before", (True, True)).apply(program)[0])
+    for program, row, kind in itertools.product(programs, dtypes.TABLE, ("channel", "full")):
+        spec = Spec(
+            row.dtype, 1, (kind,) * len(program.params), learn=("p",), feedback=Feedback(detach=True, further=(1,))
+        )
         found |= {*lacking(Capabilities(), program, spec, gradients=True, state_gradients=True, record=True)}
     return found
 
 
 def needed() -> Set[str]:
     """The capabilities that some conformance case needs."""
-    from spikecore.testing._cases import CASES  # here, since a dtype without a capability stops it
+    from spikecore.testing import CASES  # here, since a dtype without a capability stops it
 
     return {need for case in CASES for need in case.needs}
 

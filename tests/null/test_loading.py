@@ -8,14 +8,7 @@ from typing import Any, Callable, Dict
 import pytest
 
 from registry_world import Point, World, hooked, states
-from spikecore.backend import (
-    BACKEND_API,
-    OLDEST_API,
-    Api,
-    BackendError,
-    BackendLoadError,
-    Capabilities,
-)
+from spikecore.backend import BACKEND_API, OLDEST_API, Api, BackendError, BackendLoadError, Capabilities
 
 
 @pytest.fixture
@@ -43,7 +36,7 @@ class TestDescription:
     def test_garbage_from_a_hook_is_a_load_error(
         self, world: World, make: Callable[[World], object], text: str
     ) -> None:
-        """What is not one BackendInfo of the entry point's name is refused in words; others go on working."""
+        """A result other than one BackendInfo of the entry point's name is refused in words; others go on working."""
         registry = world.registry(Point("foo", make(world)), Point("bar", world.plugin("bar")))
         with pytest.raises(BackendLoadError, match=text) as caught:
             registry.get("foo", "argument")
@@ -126,7 +119,7 @@ class TestDescription:
 
 
 class Escape(BaseException):
-    """What a test framework's Skipped or a library's time limit is: no Exception."""
+    """An error that is no Exception, as a test framework's Skipped or a library's time limit."""
 
 
 STEPS = ["load", "hook", "probe", "make"]
@@ -136,9 +129,7 @@ ERRORS = [SystemExit(3), GeneratorExit(), Escape("skipped"), pytest.skip.Excepti
 def acting(world: World, name: str, step: str, act: Callable[[], Any]) -> Point:
     """An entry point of a good backend that does something in one step of loading."""
     info = world.info(
-        name,
-        making=act if step == "make" else lambda: None,
-        probe=lambda: act() if step == "probe" else None,
+        name, making=act if step == "make" else lambda: None, probe=lambda: act() if step == "probe" else None
     )
     module = hooked(lambda: (act() if step == "hook" else None) or [info])
     return Point(name, module, during=act if step == "load" else lambda: None)

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 import warm
-from spikecore._base.caches import Lock
+from spikecore.backend import Lock
 
 forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 
@@ -33,11 +33,11 @@ def test_a_lock_excludes_other_threads_and_not_its_own() -> None:
 
 @forks
 def test_a_fork_waits_for_the_holder_and_the_child_is_free() -> None:
-    """What the lock guards is whole in the child: the fork happens after the other thread is done with it."""
+    """The guarded data is whole in the child: the fork happens after the other thread is done with it."""
     assert (
         run("""
 import os, threading
-from spikecore._base.caches import Lock
+from spikecore.backend import Lock
 lock, inside, work = Lock(), threading.Event(), []
 
 def hold():

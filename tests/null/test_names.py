@@ -13,7 +13,7 @@ from spikecore.testing.naming import namings, same_but_for_names
 
 @pytest.mark.parametrize("name", ["exp", "select", "spike", "clamp", "inf", "t1", "u", "rest", "step", "next", "out"])
 def test_print_tells_a_value_from_a_function(name: str) -> None:
-    """What a program prints calls no value like a function beside it, and no two values alike."""
+    """A printed program calls no value like a function beside it, and no two values alike."""
 
     def equations(neuron: Neuron) -> str:
         first, *lines = [line for line in str(neuron.program).splitlines() if not line.startswith("  grad")]

@@ -78,7 +78,7 @@ def test_every_notebook_is_listed_and_complete(path: Path) -> None:
 
 
 def test_nine_notebooks() -> None:
-    """As many as the overview says."""
+    """The number is that of the overview."""
     assert len(PAGES) == 9
 
 

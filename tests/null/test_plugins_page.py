@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Dict, Tuple
+from typing import Any, Dict
 
 import pytest
-from click.testing import CliRunner
 
-from plain_loop import Plain
-from spikecore.cli import app
-from spikecore.testing import CASES, Report, Result, installed
-from spikecore.testing._pages import load, pages, render, render_support, result_of, write
+from spikecore.testing import CASES, Report, Result
 
 DOCS = Path(__file__).parents[2] / "docs"
+TOOL = runpy.run_path(str(DOCS / "results" / "conformance.py"))
+load, pages, render, render_support = (TOOL[name] for name in ("load", "pages", "render", "render_support"))
+result_of, write = TOOL["result_of"], TOOL["write"]
 
 
 def report(**changes: Any) -> Dict[str, Any]:
@@ -31,7 +32,7 @@ def report(**changes: Any) -> Dict[str, Any]:
         "device": {"device": "cuda", "name": "A | B 100"},
         "date": "2026-01-02T03:04:05+00:00",
         "seconds": 3.0,
-        "results": [{"id": "bits/lif-hard", "outcome": "passed", "message": "", "lacking": []}],
+        "results": [{"id": "bits/lif-hard", "tier": "core", "outcome": "passed", "message": "", "lacking": []}],
         **changes,
     }
 
@@ -39,7 +40,13 @@ def report(**changes: Any) -> Dict[str, Any]:
 def result(**changes: Any) -> Dict[str, Any]:
     """The result of such a run."""
     words = {"Neurons and surrogates": {"`LIF`": "yes"}, "Capabilities": {"`float64`": "no"}}
-    return {**result_of(report(**changes)), "support": words}
+    said = report(**{"results": [], **changes})
+    support = {"tier": "core", "message": "", "lacking": []}
+    return {
+        **result_of({**said, "backend": "torch", "results": [{**support, **row} for row in said["results"]]}),
+        "backend": said["backend"],
+        "support": words,
+    }
 
 
 @pytest.fixture
@@ -50,7 +57,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_the_pages_match_the_files() -> None:
-    """docs/plugins.md, docs/support.md and docs/conformance are what the command makes of docs/results."""
+    """docs/plugins.md, docs/support.md and docs/conformance are what the tool makes of docs/results."""
     results = load(DOCS / "results").values()
     assert (DOCS / "plugins.md").read_text(encoding="utf-8") == render(results)
     assert (DOCS / "support.md").read_text(encoding="utf-8") == render_support(results)
@@ -129,48 +136,29 @@ def test_the_support_table_has_the_newest_result_of_each_backend(folder: Path) -
     ],
 )
 def test_a_file_that_is_no_result_is_named(folder: Path, text: str, words: str) -> None:
-    """And what is wrong with it, before anything is run or written."""
+    """And what is wrong with it, before anything is written."""
     (folder / "x.json").write_text(text)
     with pytest.raises(ValueError, match=re.escape(words)):
         write(folder, result())
     assert [path.name for path in folder.iterdir()] == ["x.json"]
 
 
-def run(*arguments: object) -> Any:
-    """What ``spikecore conformance`` gives, its error on one line."""
-    return CliRunner().invoke(app, ["conformance", *map(str, arguments)], env={"COLUMNS": "999"})
-
-
-@pytest.mark.parametrize("part", [("--tier", "core"), ("--case", "forward/lif-hard")])
-def test_a_part_of_the_suite_replaces_no_result(folder: Path, tmp_path: Path, part: Tuple[str, str]) -> None:
-    """``--results`` refuses it, and so the merged report of parts that are not the whole."""
-    refused = run("torch", *part, "--results", folder)
-    assert refused.exit_code == 2
-    assert "--results keeps a whole run: leave --tier and --case out; or write each part with --json" in refused.output
-    report = Report("torch", (Result("forward/lif-hard", "core", "passed", 0.0),), "cpu", "C", {}, "2026", 1.0)
-    (tmp_path / "part.json").write_text(json.dumps(report.as_dict()))
-    refused = run("--merge", tmp_path / "part.json", "--results", folder)
-    assert refused.exit_code == 2
-    assert re.search(
-        r"leaves out \d+ cases, among them those of dtypes, .*; a result is of a whole run", refused.output
+def test_a_whole_run_is_a_result() -> None:
+    """With a word for each neuron and capability; a part of the suite, and a run without a verdict, are refused."""
+    ended = tuple(Result(case.id, case.tier, "passed", 0.0) for case in CASES.select())
+    whole = Report("torch", ended, "cpu", "C", {"distribution": "spikecore 1"}, "2026-01-02", 1.0)
+    support = result_of(whole.as_dict())["support"]
+    assert set(support["Neurons and surrogates"].values()) == set(support["Capabilities"].values()) == {"yes"}
+    assert support["Devices"] == {"device types": "any"}
+    lacking = tuple(
+        replace(one, outcome="unsupported", lacking=("record",)) if "record" in CASES.get(one.id).needs else one
+        for one in ended
     )
-    assert list(folder.iterdir()) == []
-
-
-def test_a_run_is_kept_by_one_command(folder: Path, tmp_path: Path) -> None:
-    """It leaves the result and the pages, and names them; a backend that cannot be used is not listed."""
-    whole = tuple(Result(case.id, case.tier, "passed", 0.0) for case in CASES.select())
-    versions = {"distribution": "spikecore 1", "spikecore": "1", "torch": "2"}
-    report = Report("torch", whole, "cpu", "C", versions, "2026-01-02", 1.0)
-    (tmp_path / "run.json").write_text(json.dumps(report.as_dict()))
-    done = run("--merge", tmp_path / "run.json", "--results", folder)
-    assert done.exit_code == 0, done.output
-    for name in ("results/torch-cpu-c.json", "plugins.md", "conformance/torch.md", "support.md"):
-        assert f"wrote {tmp_path / name}" in done.output.splitlines()
-        assert (tmp_path / name).exists()
-    assert "| `torch_compile` | yes |" in (tmp_path / "support.md").read_text().splitlines()
-    assert "| device types | any |" in (tmp_path / "support.md").read_text().splitlines()
-    with installed(Plain, reason="no such chip here") as name:
-        assert "nothing is kept: --results: the verdict is 'not tested'" in run(name, "--results", folder).output
-    assert [*load(folder)] == ["torch-cpu-c.json"]
-    assert "--results: none is no folder" in run("torch", "--results", "none").output
+    words = result_of(replace(whole, results=lacking).as_dict())["support"]["Capabilities"]
+    assert (words["`record`"], words["`full_parameters`"]) == ("no", "yes")
+    with pytest.raises(ValueError, match=r"leaves out \d+ cases, among them those of dtypes, .*; a result is of"):
+        result_of(replace(whole, results=ended[:1]).as_dict())
+    with pytest.raises(ValueError, match="backend 'mine' is not installed here"):
+        result_of(replace(whole, backend="mine").as_dict())
+    with pytest.raises(ValueError, match="the verdict is 'not tested', so there is nothing to keep"):
+        result_of(replace(whole, results=()).as_dict())

@@ -48,13 +48,13 @@ class TestListing:
         """Is not installed, and says what it needs. A probe says more."""
         registry = world.registry()
         library = {"builtin_torch": ("no_such_library",)}
-        monkeypatch.setattr("spikecore._plugins.registry.LIBRARIES", library)
+        monkeypatch.setattr("spikecore.plugins.registry.LIBRARIES", library)
         (row,) = registry.status()
         assert (row.state, row.detail) == (
             "not installed",
             "it needs no_such_library: spikecore backends --probe says how to install it",
         )
-        monkeypatch.setattr("spikecore._plugins.registry.LIBRARIES", {"builtin_torch": ("no_such_library", "json")})
+        monkeypatch.setattr("spikecore.plugins.registry.LIBRARIES", {"builtin_torch": ("no_such_library", "json")})
         assert states(registry) == {"torch": "installed"}
         assert states(registry, probe=True) == {"torch": "ready"}
 

@@ -9,8 +9,8 @@ import pytest
 
 import places
 from registry_world import Point, World, states
-from spikecore._plugins.registry import AUTO, PLUGINS, REFERENCE, Registry
 from spikecore.backend import BackendLoadError, BackendUnavailable, UnknownBackend
+from spikecore.plugins.registry import AUTO, PLUGINS, REFERENCE, Registry
 
 DEVICE = (
     "that is a device: a backend computes where the tensors are, so move the network, net.to({!r}), and leave backend "

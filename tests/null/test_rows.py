@@ -18,10 +18,8 @@ import torch
 
 import spikecore as sc
 from places import PLUGINS, ROOT, check, page, sources
-from spikecore.lang._program import UNBOUNDED
-from spikecore.lang.operations import OPERATION, ROWS
-from spikecore.testing import _edge_table as edge_table
-from spikecore.testing._oracle import rules
+from spikecore.lang.operations import COMPOSED, ROWS
+from spikecore.testing import edge_table
 
 # -- printers, without importing what needs an accelerator
 
@@ -66,20 +64,18 @@ def module(place: str) -> str:
     return str(getattr(importlib.import_module(PRINTERS[place]), kind).math)
 
 
-def test_the_oracle_has_rules_for_every_operation() -> None:
-    """Written apart from the rows: a value, and the cotangents where the row has a gradient."""
-    check("spikecore/testing/_oracle/rules.py: VALUE", {row.name for row in ROWS} - {"spike"}, rules.VALUE)
-    check("spikecore/testing/_oracle/rules.py: EXACT", {row.name for row in ROWS if row.exact}, rules.EXACT)
-    with_a_rule = {row.name for row in ROWS if row.gradient} | {"select"}
-    check("spikecore/testing/_oracle/rules.py: BACK", with_a_rule, rules.BACK)
-
-
 class TestOperations:
     """An operation is a row of :data:`spikecore.lang.operations.ROWS`."""
 
+    def test_the_oracle_knows_which_are_exact(self) -> None:
+        """Written apart from the rows, as are values and gradients, which the cases ``edges/*`` need of each."""
+        exact = {op for op, edge in edge_table.TABLE.items() if edge.exact and op not in COMPOSED}
+        check("spikecore/testing/_oracle/rules.py: EXACT", exact, {row.name for row in ROWS if row.exact}, others=True)
+        assert not {row.name for row in ROWS if not row.exact} & exact
+
     @pytest.mark.parametrize("place", [place for place in PRINTERS if place.startswith("plugins/")])
     def test_every_function_of_a_text_is_there(self, place: str, beside: None) -> None:
-        """What a template of a plugin calls is in Python's ``math``, NumPy or Triton, or written in the plugin."""
+        """A function in a template of a plugin is in Python's ``math``, NumPy or Triton, or written in the plugin."""
         written = {
             word
             for path in (ROOT / place.partition(":")[0]).parent.glob("*.py")
@@ -93,29 +89,31 @@ class TestOperations:
         wanted = {name.rpartition(".")[2] for name in called - of_libraries} - set(dir(builtins)) - {"not"}
         check(f"{Path(place).parent}: a function, or its stand-in", wanted, written, others=True)
 
-    @pytest.mark.parametrize("name", ["docs/neurons.md", "docs/backends.md"])
-    def test_where_the_sign_of_a_zero_is_open_is_said(self, name: str) -> None:
+    def test_where_the_sign_of_a_zero_is_open_is_said(self) -> None:
         """A page lists those operations; the suite compares the sign in the values of all others."""
+        name = "docs/backends.md"
         (said,) = re.findall(r"in the values of every operation but `([a-z ]+)`", page(name))
         check(f"{name}: the sign of a zero", edge_table.UNSIGNED, said.split())
 
     def test_an_infinite_derivative_is_known(self) -> None:
-        """UNBOUNDED has the operations whose cotangents are not finite somewhere, computed from NumPy's rules."""
+        """Rows say which cotangents are not finite somewhere, computed from NumPy's rules."""
         points = (-2.5, -1.0, -0.0, 0.0, 0.5, 1.0, 2.0, 10.0)
         found = set()
-        for op, back in rules.BACK.items():
-            grid = [np.array(column) for column in zip(*itertools.product(points, repeat=OPERATION[op].arity))]
-            args = [grid[0] > 0, *grid[1:]] if op == "where" else grid
+        for op, edge in edge_table.TABLE.items():
+            if op in COMPOSED:
+                continue
+            args = [np.array(column) for column in zip(*itertools.product(points, repeat=edge.arity))]
             with np.errstate(all="ignore"):
-                parts = back(np.ones_like(grid[0]), rules.VALUE[op](*args), *args)
+                parts = edge.back(np.ones_like(args[0]), edge.value(*args), *args)
             if any(part is not None and not np.isfinite(part).all() for part in parts):
                 found.add(op)
-        check("spikecore/lang/ops.py: unbounded", found, UNBOUNDED)
+        check("spikecore/lang/ops.py: unbounded", found, {row.name for row in ROWS if row.unbounded})
 
 
 @pytest.mark.parametrize("name", sc.neurons.MODELS)
 def test_defaults_of_a_neuron_stand_once(name: str) -> None:
-    """What a neuron has without arguments is what its ``params`` say (QIF's ``v_reset`` was 0 there)."""
+    """Values of a neuron without arguments are those of its ``params`` (QIF's ``v_reset`` was 0 there)."""
     made = sc.neurons.example(name)
     with torch.no_grad():
-        assert {param: float(getattr(made, param)) for param in made.params} == dict(made.params)
+        numbers = [param for param in made.params if param not in made.vectors]
+        assert {param: float(getattr(made, param)) for param in numbers} == {p: made.params[p] for p in numbers}

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from selection_world import NOTHING, World
-from spikecore._plugins import selection
-from spikecore._plugins.selection import Request, backends, capture, resolve, use_backend
 from spikecore.backend import BackendStatus, BackendUnavailable, UnknownBackend
+from spikecore.plugins import selection
+from spikecore.plugins.selection import Request, backends, capture, resolve, use_backend
 
 
 @pytest.fixture

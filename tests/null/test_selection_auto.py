@@ -29,15 +29,14 @@ class TestAuto:
         for device in ("cpu", "cuda", "xpu"):
             assert world.resolve(device_type=device).backend.name == "torch"
 
-    def test_fallback_warns_once_with_reason_and_able_plugins(self, world: World) -> None:
-        """The reference serves when the preferred one cannot; one warning says why and who could, if asked."""
+    def test_fallback_warns_once_with_reason(self, world: World) -> None:
+        """The reference serves when the preferred one cannot; one warning says why."""
         world.reasons["cupy"] = "cupy is not installed"
         with pytest.warns(RuntimeWarning) as caught:
             chosen, again = (world.resolve(device_type="cuda", cuda="cupy") for _ in range(2))
         assert [str(warning.message) for warning in caught] == [
             "cuda tensors run on the reference backend 'torch', which is slow: "
             "backend 'cupy' (from auto) is not usable here: cupy is not installed; "
-            "installed plugins that could, if asked for: triton; "
             "SPIKECORE_BACKEND=torch makes this a choice and silences the warning"
         ]
         assert chosen == again
@@ -84,8 +83,7 @@ class TestOurOwn:
     )
     def test_an_impostor_is_not_chosen(self, monkeypatch: pytest.MonkeyPatch, distribution: str, module: str) -> None:
         """Name of the distribution and module must both be the project's; one of them is anybody's."""
-        world = World(monkeypatch)
-        world.registry._entry_points = (Point("numba", None, distribution, module),)
+        world = World(monkeypatch, points=[Point("numba", None, distribution, module)])
         assert world.resolve(cpu="numba").backend.name == "torch"
 
     def test_the_second_choice_says_why_it_is_not_the_first(self, ours: World) -> None:
@@ -99,7 +97,7 @@ class TestOurOwn:
         ]
 
     def test_one_that_computes_elsewhere_today_is_passed_over(self, ours: World) -> None:
-        """As triton does, whose interpreter is for the CPU."""
+        """Triton is such a backend: its interpreter is for the CPU."""
         with pytest.warns(RuntimeWarning, match=r"backend 'numba' \(from auto\) does not compute on cuda here"):
             assert ours.resolve(device_type="cuda", cuda="numba").backend.name == "torch"
 
@@ -109,9 +107,9 @@ class TestOurOwn:
         ours.environ.update(environ)
         assert ours.resolve(cpu="numba").backend.name == "torch"
 
-    def test_a_name_that_two_provide_is_not_chosen(self, ours: World) -> None:
+    def test_a_name_that_two_provide_is_not_chosen(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """The project's plugin beside an impostor: nobody knows which is meant, and the warning names both."""
-        ours.registry._entry_points = (*(ours.registry._entry_points or ()), Point("numba", None, "evil", "evil"))
+        ours = World(monkeypatch, ours=("numba",), points=[Point("numba", None, "evil", "evil")])
         with pytest.warns(
             RuntimeWarning,
             match="'numba' is provided by spikecore-numba 1.0 and evil 1.0; uninstall one, or set SPIKECORE_BLOCK=evil",

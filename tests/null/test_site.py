@@ -60,10 +60,18 @@ def test_the_formula_of_a_surrogate_is_its_derivative(name: str, monkeypatch: py
 
 def test_the_formula_of_a_neuron(monkeypatch: pytest.MonkeyPatch) -> None:
     """States before the step have the index t-1, inputs and states after it t; a fraction has its parts."""
-    text = extension("formulas", monkeypatch).of_neuron(str(sc.LIF().program), frozenset({"v"}))
+    formulas = extension("formulas", monkeypatch)
+    text = formulas.of_neuron(str(formulas.named(sc.LIF().program)), frozenset({"v"}))
     words = re.sub(r"<[^>]+>", "", text).replace("\xa0", " ").replace("&#xA0;", " ")
-    assert words == "t1=vt−1+xt−(vt−1−vreset)τz=[t1−ϑ≥0]vt=vreset  where z=1t1  elsewhere "
+    assert words == "h=vt−1+xt−(vt−1−vreset)τz=[h−ϑ≥0]vt=vreset  where z=1h  elsewhere "
     assert text.count("<mfrac>") == 1
+
+
+def test_a_page_is_found_by_both_spellings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other spelling of each word, and none of a word that has one spelling, or that is on the page."""
+    others = extension("search_words", monkeypatch).others
+    assert others(["Quantisation", "optimizer", "colour"]) == ["color", "optimiser", "quantization"]
+    assert others(["normalise", "normalize", "comparison", "list", "raise", "size", "neuron", "model"]) == []
 
 
 def test_every_neuron_and_surrogate_is_listed_once() -> None:
@@ -88,9 +96,7 @@ def test_docstrings_describe_every_argument(monkeypatch: pytest.MonkeyPatch) -> 
             continue  # the arguments of a layer of torch
         described = split(inspect.cleandoc(kind.__doc__ or "").splitlines())[1].keys()
         arguments = inspect.signature(kind).parameters.keys()
-        is_neuron = issubclass(kind, sc.Neuron) and kind is not sc.Neuron
-        everywhere = inspect.signature(sc.Neuron).parameters.keys() if is_neuron else set()
-        if {*described} - {*arguments} or {*arguments} - {*described} - {*everywhere}:
+        if {*described} != {*arguments}:
             wrong[kind.__name__] = {*described} ^ {*arguments}
     assert wrong == {}
 

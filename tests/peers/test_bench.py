@@ -1,14 +1,14 @@
-"""What stands for a neuron in the bench is that neuron, as far as the bench says it is."""
+"""A stand-in for a neuron in the bench is that neuron, as far as the bench says it is."""
 
 import pytest
 import torch
 
 import spikecore as sc
-from spikecore_bench import _models as models
-from spikecore_bench._adapters import NorseSingle, Steps
-from spikecore_bench._equations import verdict_of
-from spikecore_bench._machine import version_of
-from spikecore_bench._peers import PEERS
+from spikecore_bench import models
+from spikecore_bench.adapters import NorseSingle, Steps
+from spikecore_bench.equations import verdict_of
+from spikecore_bench.machine import version_of
+from spikecore_bench.peers import PEERS
 
 pytestmark = pytest.mark.peers
 
@@ -46,7 +46,7 @@ def test_a_library_computes_the_equation_of_its_row(library):
 
 
 def test_spikformer_ti_has_the_weights_of_spikingjellys():
-    """As many; queries, keys and values are one matrix there, and only ours has biases before a normalisation."""
+    """Equally many; queries, keys and values are one matrix there, and only ours has biases before a normalisation."""
     pytest.importorskip("spikingjelly", reason="spikingjelly is not installed")
     ours, theirs = models.spikformer_ti(4, lambda: sc.LIF(2.0)), models.JellySpikformer(4)
     weights = [sum(p.numel() for p in net.parameters() if p.ndim > 1) for net in (ours, theirs)]

@@ -314,12 +314,12 @@ def test_a_training_step_of_ours_begins_at_rest(snn):
 def test_surrogates_are_the_same(snn, name, arguments):
     """Every factory with a formula, with its arguments, by the gradient of a neuron; None: surrogate_disable."""
     grad = None if name is None else getattr(snn.surrogate, name)(**arguments)
-    lif = snn.Leaky(beta=0.9, spike_grad=grad, surrogate_disable=name is None, reset_mechanism="none")
-    theirs = copy.deepcopy(lif)
-    sc.convert(lif, strict=True)
+    theirs = snn.Leaky(beta=0.9, spike_grad=grad, surrogate_disable=name is None, reset_mechanism="none")
+    net = nn.Sequential(theirs)
+    sc.convert(net, strict=True)
     x = torch.linspace(-2.0, 4.0, 601)
     grads = []
-    for each in (lif, theirs):
+    for each in (net[0], theirs):
         leaf = x.clone().requires_grad_()
         spk, mem = each(leaf)
         grads.append(torch.autograd.grad(spk.sum() + 0.0 * mem.sum(), leaf)[0])
@@ -340,14 +340,14 @@ def test_what_is_refused_says_why(snn):
     changed.reset_mechanism = "zero"
     quantised = snn.Leaky(beta=0.9, state_quant=lambda mem: mem.round())
     graded = snn.Leaky(beta=0.9, graded_spikes_factor=2.0, reset_delay=False)
-    lstm, sso = snn.SLSTM(2, 3), snn.Leaky(beta=0.9, spike_grad=snn.surrogate.SSO())
+    pooled, sso = snn.SConv2dLSTM(2, 3, 3, max_pool=2), snn.Leaky(beta=0.9, spike_grad=snn.surrogate.SSO())
     late = snn.RSynaptic(alpha=0.9, beta=0.8, linear_features=4, reset_delay=False)
     parts = {
         "inhibited": inhibited,
         "changed": changed,
         "quantised": quantised,
         "graded": graded,
-        "lstm": lstm,
+        "pooled": pooled,
         "sso": sso,
     }
     net = nn.ModuleDict({**parts, "late": late, "mine": Mine(beta=0.9), "fine": snn.Leaky(beta=0.9)})
@@ -363,7 +363,7 @@ def test_what_is_refused_says_why(snn):
         "changed": "reset_mechanism was changed after it was made",
         "quantised": "state_quant rounds its states",
         "graded": "graded_spikes_factor is not 1, and with reset_delay=False",
-        "lstm": "SLSTM: no neuron here has its equations",
+        "pooled": "SConv2dLSTM: it pools mem before it fires, which no layer here does",
         "sso": "no surrogate here is its spike_grad SSO",
         "late": "with reset_delay=False snnTorch's RSynaptic",
         "mine": "Mine: a class of its own, which may compute something else than the Leaky that it inherits",
@@ -373,8 +373,9 @@ def test_what_is_refused_says_why(snn):
 
 def test_wrong_calls_and_settings_are_errors(snn):
     """States where the neuron keeps them, too many, unknown ones; attributes that would change nothing."""
-    hidden, plain = snn.Leaky(beta=0.9, init_hidden=True), snn.Leaky(beta=0.9)
-    sc.convert(nn.ModuleList([hidden, plain]))
+    net = nn.ModuleList([snn.Leaky(beta=0.9, init_hidden=True), snn.Leaky(beta=0.9)])
+    sc.convert(net)
+    hidden, plain = net
     x = torch.rand(2, 3)
     with pytest.raises(TypeError, match="`mem` should not be passed as an argument while `init_hidden=True`"):
         hidden(x, x)
@@ -397,13 +398,11 @@ def test_a_step_warns_of_hidden_states_alone(snn):
         sc.inference_model(net)
     sc.convert(net)
     sc.inference_model(net)
-    (text,) = [text for text in sc.explain(net, torch.rand(2, 3)).advice if "one time step at a time" in text]
-    assert text.endswith("a neuron of snnTorch takes no more; neurons of spikecore take all steps, [T, B, ...]")
 
 
 @pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning")
 def test_a_converted_network_is_exported(snn):
-    """As plain operations, its loop over time unrolled."""
+    """The program has plain operations, its loop over time unrolled."""
     net, x = made(snn, "tutorial 5")
     sc.convert(net)
     with torch.no_grad():
@@ -415,13 +414,13 @@ def test_a_converted_network_is_exported(snn):
 
 
 def test_several_values_lie_along_the_last_dimension(snn):
-    """As they broadcast there, on images too; and whole numbers are numbers."""
-    lif = snn.Leaky(beta=torch.rand(5), threshold=1, reset_mechanism="zero")
-    theirs = copy.deepcopy(lif)
-    sc.convert(lif)
+    """Values broadcast there, on images too; and whole numbers are numbers."""
+    theirs = snn.Leaky(beta=torch.rand(5), threshold=1, reset_mechanism="zero")
+    net = nn.Sequential(theirs)
+    sc.convert(net)
     x, states = torch.rand(T, B, 5, 4, 5) * 2, [None, None]
     for now in x:
-        got, states[0] = lif(now, states[0])
+        got, states[0] = net[0](now, states[0])
         want, states[1] = theirs(now, states[1])
         assert torch.equal(got, want)
         assert torch.equal(*states)
@@ -455,7 +454,7 @@ def test_a_saved_optimiser_finds_its_parameters(snn, name):
 
 
 def test_a_factor_of_spikes_counts_after_the_conversion(snn):
-    """Whether it was filled, set or loaded."""
+    """It counts where it was filled, set or loaded."""
     net = nn.Sequential(snn.Leaky(beta=0.5))
     theirs = copy.deepcopy(net)
     sc.convert(net)

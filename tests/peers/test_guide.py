@@ -33,7 +33,7 @@ def tables():
 
 
 def code(cell):
-    """What stands between the backticks of a cell that is one piece of code."""
+    """The text between the backticks of a cell that is one piece of code."""
     (inner,) = re.fullmatch(r"`([^`]+)`", cell).groups()
     return inner
 
@@ -55,7 +55,7 @@ class Gain(nn.Module):
 
 @pytest.fixture(scope="module")
 def names():
-    """What the rows may use: the peers, spikecore, and what the section defines."""
+    """Names that the rows may use: the peers, spikecore, and what the section defines."""
     import snntorch
     from snntorch import functional as snn_functional
     from spikingjelly.activation_based import ann2snn, functional, layer, neuron, surrogate
@@ -207,7 +207,7 @@ def class_weights(names):
     spk, y, w = (drive(9, 0, 1.0) > 0.4).float(), torch.arange(B) % C, torch.linspace(0.5, 5.0, C)
     for name in ("ce_rate", "ce_count", "ce_max_membrane"):
         mine, theirs = getattr(sc.losses, name), getattr(names.SF, f"{name}_loss")(weight=w)(spk, y)
-        torch.testing.assert_close(mine(spk, y, weight=w, reduction="none").mean(), theirs)
+        torch.testing.assert_close(mine(spk, y, weight=w, reduction="sample_mean"), theirs)
         torch.testing.assert_close(mine(spk, y, weight=w) * w[y].mean(), theirs)
 
 
@@ -246,6 +246,37 @@ def rates(names):
     means = (snn(x).mean(0), sum(theirs(x) for _ in range(200)) / 200)
     for mean in means:
         torch.testing.assert_close(mean, net(x), atol=0.02, rtol=0.0)
+
+
+class Residual(nn.Module):
+    """A shortcut of spikes, and a maximum of spikes."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv1, self.conv2, self.fc = (
+            nn.Conv2d(1, 8, 3, padding=1),
+            nn.Conv2d(8, 8, 3, padding=1),
+            nn.Linear(128, 3),
+        )
+        self.relu1, self.relu2, self.pool, self.flatten = nn.ReLU(), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()
+
+    def forward(self, x):
+        x = self.relu1(self.conv1(x))
+        return self.fc(self.flatten(self.pool(self.relu2(self.conv2(x) + x))))
+
+
+def test_rates_of_a_residual_network_with_maximum_pooling_are_nearer(names):
+    """The same network by both converters, with the maxima of the same data as thresholds."""
+    torch.manual_seed(0)
+    net, x = Residual().eval(), torch.rand(20, 1, 8, 8)
+    loader = [(x, torch.zeros(len(x)))]
+    for steps in (16, 64):
+        theirs = names.ann2snn.Converter(names.ann2snn.RateCodingRecipe(loader, mode="max")).convert(net)
+        snn, _ = sc.ann2snn(net, loader, steps=steps, quantile=1.0)
+        means = (snn(x).mean(0), sum(theirs(x) for _ in range(steps)) / steps)
+        ours, others = ((mean - net(x)).abs().mean().item() for mean in means)
+        assert ours < others
+    assert ours < 0.02 * net(x).abs().mean().item() + 0.005
 
 
 def checkpoints(names):
@@ -378,10 +409,7 @@ def arguments(cls):
     return [name for name in found if name != "self"]
 
 
-@pytest.mark.parametrize(
-    ("library", "name"),
-    [(lib, name) for lib, names in COUNTERPARTS.items() for name in names],
-)
+@pytest.mark.parametrize(("library", "name"), [(lib, name) for lib, names in COUNTERPARTS.items() for name in names])
 def test_every_argument_is_one_here_or_says_what_to_write(names, library, name):
     """Of every neuron in a row, by the signature of the installed peer."""
     theirs, ours = arguments(getattr(getattr(names, library), name)), COUNTERPARTS[library][name]
@@ -410,7 +438,7 @@ def test_every_row_is_run():
 
 @pytest.mark.parametrize("row", USES, ids=lambda row: row[0].strip("`"))
 def test_use_of_a_row_is_the_peers(names, row):
-    """What the row says to write here does what the peer's does."""
+    """Code of a row for here does what the peer's does."""
     CHECKS[row[0]](names)
 
 

@@ -190,7 +190,7 @@ def test_saved_otherwise_they_read_another_network(
     ],
 )
 def test_neurons_that_they_do_not_read(library: str, neurons: str, error: type, text: str, tmp_path) -> None:
-    """What the page says that a reader lacks."""
+    """Neurons that a reader lacks are those of the page."""
     _need(library)
     _, x = _saved(neurons, tmp_path / "net.nir", 1e-4, EULER)
     with pytest.raises(error, match=text):

@@ -34,7 +34,7 @@ def needs(target: str) -> None:
 
 
 def made(folder: Path, target: str = "test", *more: str) -> subprocess.CompletedProcess[str]:
-    """What a target of a program's Makefile says."""
+    """The output of a target of a program's Makefile."""
     needs(target)
     return subprocess.run(
         ["make", "-s", "-B", "-C", str(folder), target, *more], capture_output=True, text=True, check=False, timeout=300
@@ -42,7 +42,7 @@ def made(folder: Path, target: str = "test", *more: str) -> subprocess.Completed
 
 
 def differing(folder: Path, target: str = "test", *more: str) -> Tuple[int, int]:
-    """How many outputs differ, of how many. The program must compile without a warning and run."""
+    """Numbers of outputs that differ, and of all outputs. The program must compile without a warning and run."""
     done = made(folder, target, *more)
     # an emulator writes what a chip says to its standard error
     counts = re.search(r"(\d+) of (\d+) outputs differ", done.stdout + done.stderr)

@@ -29,14 +29,14 @@ def built(text: str, *options: str, base: Tuple[str, ...] = OPTIONS) -> Tuple[st
 
 
 def arguments(ptx: str, name: str) -> List[int]:
-    """How many bits each argument of a compiled kernel has."""
+    """Numbers of bits of the arguments of a compiled kernel."""
     entry = re.search(rf"\.entry {name}\((.*?)\)", ptx, re.DOTALL)
     assert entry is not None
     return [int(size) for size in re.findall(r"\.param \.[a-z](\d+)", entry[1])]
 
 
 def packed(types: Tuple[str, ...]) -> List[int]:
-    """How many bits a launch packs for each argument."""
+    """Numbers of bits that a launch packs for the arguments."""
     sizes = {"long long": 64, "int": 32, "float": 32, "double": 64}
     return [64 if "*" in name else sizes[name] for name in types]
 

@@ -1,4 +1,4 @@
-"""How each test is run: with the same random numbers every time, from a frame in a large block of memory.
+"""Run of each test: with the same random numbers every time, from a frame in a large block of memory.
 
 The random numbers are those of torch and of Python's ``random``, in the process of the test. A conftest imports the
 hooks by name.

@@ -46,7 +46,7 @@ def _flow(cell: Cell, i: float, v: float, duration):
 
 
 def _crossing(cell: Cell, state: _State, duration: float):
-    """How long after now the potential is at the threshold, None if it stays below for ``duration``."""
+    """Time until the potential is at the threshold, None if it stays below for ``duration``."""
     grid = np.linspace(0.0, duration, 201)
     above = np.nonzero(_flow(cell, state.i, state.v, grid)[1] >= THRESHOLD)[0]
     if not len(above):

@@ -1,4 +1,4 @@
-"""What may change of a recurrent layer between two calls of one signature: the later call sees it."""
+"""Changes of a recurrent layer between two calls of one signature: the later call sees it."""
 
 from __future__ import annotations
 

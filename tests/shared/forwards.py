@@ -132,8 +132,9 @@ def parametrised(module: nn.Module, name: str = "weight") -> nn.Module:
 
 
 def tied(module: Any, other: Any) -> nn.Module:
-    """The module with the weight of another one."""
-    module.weight = other.weight
+    """The module with the weight of another one, where that is no computed one."""
+    if isinstance(other.weight, nn.Parameter):
+        module.weight = other.weight
     return module  # type: ignore[no-any-return]  # the module
 
 
@@ -251,7 +252,12 @@ BLOCKS: Dict[str, Sequence[str]] = {
     "what came, in place": ["v = A1(h)", "u = v", "u += h", "h = N1(B1(v))"],
     "a neuron's sum in place": ["v = N1(A1(h))", "v += N2(A2(h))", "h = N3(A3(v))"],
     "in place behind a norm": ["v = B1(A1(h))", "v *= 0.5", "h = N1(v)"],
+    "a layer changed behind its norm": ["v = A1(h)", "u = B1(v)", "v *= 0.5", "h = N1(u)"],
+    "a shortcut changed behind its sum": ["v = h * 1.0", "u = B1(A1(h)) + v", "v += 1.0", "h = N1(u)"],
     # the rest
+    "a mode that is read": ["v = N1(A1(h))", "h = v + h if torch.is_grad_enabled() else v - h"],
+    "a mode that is set": ["with torch.no_grad():", "    v = A1(h)", "h = N1(B1(A2(h)) + v)"],
+    "an exception": ["try:", "    h = N1(B1(A1(h)) + h)", "except RuntimeError:", "    h = N1(A1(h))"],
     "several outputs": ["z, v = V1(A1(h))", "h = N1(A2(z) + v)"],
     "one of several outputs": ["h = V1(A1(h))[1]", "h = N1(A2(h))"],
     "a name with a slash": ["h = Y1(A1(h))"],
@@ -301,7 +307,7 @@ _TABLES: Sequence[Dict[str, Any]] = (BLOCKS, BLOCKS, BLOCKS, LAYERS, LAYERS, OWN
 
 
 class Takes(NamedTuple):
-    """What a tool takes, as its page says: drawn more often than the rest."""
+    """Networks that a tool takes, by its page: drawn more often than the rest."""
 
     blocks: Sequence[str]
     beginnings: Sequence[str] = ("features",)

@@ -6,15 +6,14 @@ import torch
 from torch import nn
 
 import spikecore as sc
-from spikecore.training import _graphed, _models
+from spikecore.batches import flattened
+from spikecore.training import Capture, _graphed, _models
 
 GRAPH = sc.CudaOptions(graph=True)
 
 
 class Rerun:
-    """Stands for Capture on the CPU: a replay runs the work again and fills the tensors of the first time."""
-
-    made: list[Rerun] = []
+    """Methods of Capture on the CPU: a replay runs the work again and fills the tensors of the first time."""
 
     def __init__(self, device):
         self.device = device
@@ -42,7 +41,7 @@ class Rerun:
             result = work()
             if not held:
                 held.append(result)
-            for mine, new in zip(_graphed.flattened(held[0]), _graphed.flattened(result)):
+            for mine, new in zip(flattened(held[0]), flattened(result)):
                 mine.copy_(new)
             return held[0]
 
@@ -52,13 +51,19 @@ class Rerun:
         self.forgotten += 1
 
 
+def without_capture(monkeypatch):
+    """Captures by :class:`Rerun`: a function that gives the one of the step made last."""
+    for name in ("__init__", "run", "watch", "record", "forget"):
+        monkeypatch.setattr(Capture, name, vars(Rerun)[name])
+    monkeypatch.setattr(Capture, "made", [], raising=False)
+    return lambda: Capture.made[-1]
+
+
 def without_a_gpu(monkeypatch):
-    """As if networks were on a GPU: a function that gives the stand-in for the capture of the step made last."""
+    """Have networks count as on a GPU: a function that gives the stand-in for the capture of the step made last."""
     monkeypatch.setattr(_models, "_check_cuda", lambda net, options: None)
-    monkeypatch.setattr(_graphed, "Capture", Rerun)
     monkeypatch.setattr(_graphed, "gpu_of", lambda net: torch.device("cpu"))
-    monkeypatch.setattr(Rerun, "made", [])
-    return lambda: Rerun.made[-1]
+    return without_capture(monkeypatch)
 
 
 class Compiler:
@@ -122,7 +127,7 @@ def training(model=None, loss=sc.losses.ce_count, optimizer=None, options=GRAPH)
 
 
 def same(a, b):
-    """Whether two structures have equal tensors, bit for bit."""
+    """True if two structures have equal tensors, bit for bit."""
     if isinstance(a, torch.Tensor):
         return torch.equal(a, b)
     if isinstance(a, dict):

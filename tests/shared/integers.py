@@ -230,17 +230,13 @@ class IntegerLoop(Loop):
     """Values are those of integers; derivatives are those of the loop in floats."""
 
     def __call__(self, inputs: Any, state: Any, params: Any, record: Any) -> Any:
-        """See :meth:`spikecore.backend.Backend.compile`."""
+        """Runner of :meth:`spikecore.backend.Backend.compile`."""
         outputs, final, trace = super().__call__(inputs, state, params, record)
         rows, states = self.integers(inputs, state, params)
         if len(inputs[0]):
             final = [valued(value, row[-1]) for value, row in zip(final, states)]
         recorded = [states[self.program.states.index(name)] for name in record]
-        return (
-            tuple(map(valued, outputs, rows)),
-            tuple(final),
-            tuple(map(valued, trace, recorded)),
-        )
+        return (tuple(map(valued, outputs, rows)), tuple(final), tuple(map(valued, trace, recorded)))
 
     def integers(self, inputs: Any, state: Any, params: Any) -> Tuple[List[np.ndarray], List[np.ndarray]]:
         """Outputs and states after each step, ``[T, N]``; each neuron has parameters of its own."""

@@ -1,4 +1,4 @@
-"""What a tool did with a network, beside the plain network: right, refused, or a failure."""
+"""Result of a tool on a network, beside the plain network: right, refused, or a failure."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class Unsure(Exception):
 
 
 class Verdict(NamedTuple):
-    """What came of it, and why."""
+    """The outcome, and its reason."""
 
     kind: str
     why: str
 
 
 def judge(check: Callable[[], None]) -> Verdict:
-    """What a tool's check says of a network."""
+    """The verdict of a tool's check on a network."""
     try:
         check()
     except Refusal as error:
@@ -56,7 +56,7 @@ def judge(check: Callable[[], None]) -> Verdict:
 
 
 def applied(net: nn.Module, call: Callable[[], Any], keeps: bool = True) -> Any:
-    """What a tool gives; where it refuses, and where it ``keeps`` its network, that must be as it was."""
+    """The result of a tool; where it refuses, and where it ``keeps`` its network, that must be as it was."""
     before = Picture(net)
     try:
         result = call()
@@ -117,7 +117,7 @@ class Counts:
 
 
 class Picture:
-    """What a tool must leave as it is: modules, numbers, hooks and attributes."""
+    """The parts that a tool must not change: modules, numbers, hooks and attributes."""
 
     def __init__(self, net: nn.Module) -> None:
         self._modules = {name: (module, type(module)) for name, module in net.named_modules(remove_duplicate=False)}
@@ -174,7 +174,7 @@ def ran(net: nn.Module, x: Sequence[Tensor]) -> Tensor:
 
 
 def unrest(forward: Forward, moved: float, dtype: torch.dtype = torch.float64) -> float:
-    """How far the plain network's outputs move where its numbers, and what layers write, move by such a part of the
+    """Change of the plain network's outputs where its numbers, and what layers write, move by such a part of the
     largest: spikes at a threshold may turn.
     """
     worst = 0.0

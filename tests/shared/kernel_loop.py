@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 import spikecore as sc
-from spikecore._plugins.selection import Resolved
 from spikecore.backend import Capabilities
 from spikecore.kernels import BackwardPlan, ForwardPlan, Geometry, KernelBackend
 from spikecore.lang import Node
 from spikecore.lang.eager import StraightLine
+from spikecore.plugins.selection import Resolved
 from spikecore_torch.backend import TorchBackend
 
 ALL = Capabilities(**dict.fromkeys(Capabilities.__dataclass_fields__, True))
@@ -58,6 +58,20 @@ class Loop(KernelBackend):
             values.append(value)
         return values
 
+    def read(self, plan: Any, geometry: Geometry, index: int, value: Tensor) -> Tensor:
+        """All steps of an input, with a number for each neuron."""
+        kind = plan.broadcast[index] if plan.broadcast else ""
+        if not kind:
+            return rows(value, geometry)
+        period = geometry.period if kind == "period" else 1
+        return value.as_strided((geometry.steps, period), (value.stride(0), 1))[
+            :, torch.arange(geometry.neurons) % period
+        ]
+
+    def add_up(self, parts: List[Tensor]) -> Tensor:
+        """Partial sums ``[T, k * period]`` of the gradients of all neurons, from the last step to the first."""
+        return torch.stack(parts[::-1])
+
     def _start(self, plan: Any, geometry: Geometry, state: Any, params: Any, like: Tensor) -> List[Tensor]:
         program = plan.program
         leaves = program.leaves[len(program.inputs) + len(program.states) :]
@@ -87,7 +101,7 @@ class Loop(KernelBackend):
                         kept.as_strided((len(kept), geometry.neurons), (geometry.neurons, 1))[t // self.chunk - 1] = (
                             value
                         )
-                x = [rows(value, geometry)[t].to(plan.compute) for value in inputs]
+                x = [self.read(plan, geometry, k, value)[t].to(plan.compute) for k, value in enumerate(inputs)]
                 found = [value.expand(geometry.neurons) for value in step([*x, *now, *params], like)]
                 for out, value in zip(outputs, found):
                     rows(out, geometry)[t] = value.to(plan.dtype)
@@ -133,30 +147,40 @@ class Loop(KernelBackend):
                     for k, name in zip(saved, plan.saved):
                         steps = k.as_strided((len(k), geometry.neurons), (geometry.neurons, 1))
                         now[program.states.index(name)] = steps[t // self.chunk - 1]
-                x = [rows(value, geometry)[t].to(plan.compute) for value in inputs]
+                x = [self.read(plan, geometry, k, value)[t].to(plan.compute) for k, value in enumerate(inputs)]
                 history.append([*x, *now, *params])
                 now = [value.expand(geometry.neurons) for value in step(history[-1], like)]
             carry = [torch.zeros(geometry.neurons, dtype=plan.compute) for _ in program.states]
             if plan.final:
                 carry = [row(g, geometry).clone() for g in grad_final]
             sums = [torch.zeros(geometry.neurons, dtype=plan.compute) for _ in plan.learn]
+            parts: List[List[Tensor]] = [[] for _ in plan.summed]
             for t in reversed(range(geometry.steps)):
                 for g, name in zip(grad_trace, plan.trace):
                     index = program.states.index(name)
                     carry[index] = carry[index] + rows(g, geometry)[t]
                 arriving = [rows(g, geometry)[t].to(plan.compute) for g in grad_outputs]
                 found = [v.expand(geometry.neurons) for v in back([*history[t], *arriving, *carry], like)]
-                to_inputs = [g for g, wants in zip(found, plan.inputs) if wants]
-                for out, value in zip(grad_inputs, to_inputs):
-                    rows(out, geometry)[t] = value.to(plan.dtype)
+                for out, index in zip(grad_inputs, plan.written):
+                    rows(out, geometry)[t] = found[index].to(plan.dtype)
+                for part, index in zip(parts, plan.summed):
+                    part.append(found[index])
                 n = len(program.inputs)
                 carry = found[n : n + len(program.states)]
                 sums = [total + value for total, value in zip(sums, found[n + len(program.states) :])]
             for out, value in zip(grad_state, carry):
                 row(out, geometry)[:] = value
-            return sums
+            return [*sums, *map(self.add_up, parts)]
 
         return launch
+
+
+class Periods(Loop):
+    """Reads inputs that broadcast where they lie, and sums their gradients."""
+
+    name = "periods"
+    shortest_period = 2
+    sums_periods = True
 
 
 class Moving(Loop):

@@ -31,14 +31,21 @@ def gradients(
 ) -> Dict[str, Tensor]:
     """The gradients that a step leaves, which does not change a weight."""
     step_of(net, loss, **rule)(x, targets)
-    return {name: p.grad.clone() for name, p in net.named_parameters() if p.grad is not None}
+    return gradients_of(net)
 
 
 def through_time(net: nn.Module, x: Tensor, targets: Any, loss: Callable[..., Tensor] = weighted) -> Dict[str, Tensor]:
     """The gradients of torch's autograd through all steps."""
     net.zero_grad()
-    loss(net(x), targets).backward()
-    return {name: p.grad.clone() for name, p in net.named_parameters() if p.grad is not None}
+    total = loss(net(x), targets)
+    if total.requires_grad:
+        total.backward()
+    return gradients_of(net)
+
+
+def gradients_of(net: nn.Module) -> Dict[str, Tensor]:
+    """The gradients of all parameters; zeros where no path leads to one."""
+    return {name: torch.zeros_like(p) if p.grad is None else p.grad.clone() for name, p in net.named_parameters()}
 
 
 def difference(got: Tensor, want: Tensor) -> float:

@@ -34,7 +34,7 @@ def check(place: str, wanted: Iterable[str], there: Collection[str], others: boo
 
 
 def supported() -> Set[str]:
-    """What has a row in the support table."""
+    """Names with a row in the support table."""
     return quoted("\n".join(line.split("|")[1] for line in page("docs/support.md").splitlines() if line[:1] == "|"))
 
 

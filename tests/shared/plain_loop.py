@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 from dataclasses import replace
-from typing import Any, Dict, List, Sequence, Tuple, Type
+from types import SimpleNamespace
+from typing import Any, Callable, Dict, List, Sequence, Tuple, Type
 
 import torch
 from torch import Tensor
@@ -12,6 +14,7 @@ from spikecore.backend import Backend, Capabilities, Runner, Spec
 from spikecore.interpreter import FeedbackLoop, step_spec, through_statistics
 from spikecore.lang import Node, Program, topological
 from spikecore.lang.eager import function_of, number, operands
+from spikecore.testing import Collection
 
 EVERYTHING = replace(Capabilities(**dict.fromkeys(Capabilities.__dataclass_fields__, True)), torch_compile=False)
 
@@ -26,7 +29,7 @@ class Loop:
         self.orders: Dict[Tuple[Node, ...], Tuple[Node, ...]] = {}
 
     def __call__(self, inputs: Any, state: Any, params: Any, record: Any) -> Any:
-        """See :meth:`spikecore.backend.Backend.compile`. The states at rest have autograd's gradient."""
+        """Runner of :meth:`spikecore.backend.Backend.compile`. The states at rest have autograd's gradient."""
         if self.program.normalised:
             inputs = [x.to(self.compute) for x in inputs]  # before the gradient's parts are added
         x = inputs[0]
@@ -77,7 +80,7 @@ class Loop:
         return function_of(node)(*args)
 
     def carry(self, before: List[Tensor], now: List[Tensor], t: int) -> List[Tensor]:
-        """What goes from step ``t`` on to the next."""
+        """The values that go from step ``t`` on to the next."""
         return now
 
     def split(self, tensors: Sequence[Tensor]) -> Tuple[List[Tensor], List[Tensor], List[Tensor]]:
@@ -183,10 +186,10 @@ class Feedback(FeedbackLoop):
         """The output that comes back."""
         return super().arriving(earlier, delay, longest)
 
-    def through(self, last: Tensor, weight: Tensor, bias: Any = None) -> Tensor:
-        """What comes back."""
-        self.t += 1
-        return super().through(last, weight, bias)
+    def through(self, feedback: Any, last: Tensor, weight: Tensor, bias: Any = None) -> Tensor:
+        """The sum that comes back."""
+        self.t += feedback is self.feedbacks[0]
+        return super().through(feedback, last, weight, bias)
 
 
 class Plain(Backend):
@@ -199,7 +202,7 @@ class Plain(Backend):
     def compile(self, program: Program, spec: Spec) -> Runner:
         """A loop over the program."""
         if spec.feedback is not None:
-            return Feedback(program, self.loop(program, step_spec(program, spec)), spec.feedback)
+            return Feedback(program, self.loop(program, step_spec(program, spec)), spec.feedback, spec.further)
         return self.loop(program, spec)
 
     def pack(self, numbers: Tensor, whole: Any) -> Any:
@@ -209,3 +212,13 @@ class Plain(Backend):
     def unpack(self, bits: Any, whole: Any, count: int, dtype: torch.dtype) -> Tensor:
         """The numbers of bits."""
         return super().unpack(bits, whole, count, dtype)
+
+
+def added(patch: Any, backend: str, run: Callable[[Any], None], needs: Sequence[str] = ()) -> str:
+    """Id of a case that the backend's plugin now has; ``installed`` provides the backend, in no distribution."""
+    cases = Collection()
+    cases.add(f"{backend}/own", "own", "something holds", run, needs)
+    point = SimpleNamespace(group="spikecore.cases", name=backend, value="a test", load=lambda: cases)
+    ours = SimpleNamespace(metadata={"Name": ""}, entry_points=[point])
+    patch.setattr(importlib.metadata, "distributions", lambda: [ours])
+    return f"{backend}/own"

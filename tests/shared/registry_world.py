@@ -9,8 +9,8 @@ from typing import Any, Callable, Dict, List
 
 import pytest
 
-from spikecore._plugins.registry import Registry
 from spikecore.backend import Backend, BackendInfo, Capabilities, hookimpl
+from spikecore.plugins.registry import Registry
 
 CAN = Capabilities(float32=True, gradients=True)
 

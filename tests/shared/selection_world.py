@@ -8,10 +8,10 @@ from typing import Any, Dict, List, Sequence
 
 import pytest
 
-from spikecore._plugins import selection
-from spikecore._plugins.registry import Registry
-from spikecore._plugins.selection import Request, resolve
 from spikecore.backend import Backend, BackendInfo, Capabilities, hookimpl
+from spikecore.plugins import selection
+from spikecore.plugins.registry import Registry
+from spikecore.plugins.selection import Request, resolve
 
 NOTHING = Request(None, "")
 #: As it is before the tests' own configuration takes the plugins out of it.
@@ -36,22 +36,22 @@ class World:
     """Built-ins torch (every device) and cupy (cuda), plugins numba (cpu) and triton (cuda, xpu), and two broken ones,
     of which one is a built-in.
 
-    ``reasons`` makes each of them unusable; those in ``ours`` are installed by the project's own distributions. It is
-    the default registry, too.
+    ``reasons`` makes each of them unusable; those in ``ours`` are installed by the project's own distributions, and
+    ``points`` are more entry points. It is the default registry, too.
     """
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, ours: Sequence[str] = ()) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, ours: Sequence[str] = (), points: Sequence[Point] = ()) -> None:
         self.environ: Dict[str, str] = {}
         self.reasons: Dict[str, str] = {}
         devices = {"torch": ("*",), "cupy": ("cuda",), "numba": ("cpu",), "triton": ("cuda", "xpu")}
         plugins = {name: self.plugin(name, devices[name]) for name in devices}
         for name, plugin in plugins.items():
             monkeypatch.setitem(sys.modules, f"fake_{name}", plugin)
-        points = [
+        own = [
             Point(name, plugins[name], *(f"spikecore{mark}{name}" for mark in "-_") if name in ours else ())
             for name in ("numba", "triton")
         ]
-        points.append(Point("broken", ImportError("no libbroken")))
+        points = [*own, Point("broken", ImportError("no libbroken")), *points]
         table = {"torch": "fake_torch", "cupy": "fake_cupy", "absent": "no_such_module"}
         self.registry = Registry(table, entry_points=points, environ=self.environ)
         monkeypatch.setattr(selection, "default_registry", lambda: self.registry)

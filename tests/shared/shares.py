@@ -93,5 +93,5 @@ def _is_of_share(item: Any, share: int, count: int) -> bool:
 
 
 def _words(item: Any) -> Set[str]:
-    """What an id is made of: the names of a neuron, a reset, a dtype, a family of cases."""
+    """Parts of an id: the names of a neuron, a reset, a dtype, a family of cases."""
     return set(re.split(r"[-/ ]", item.callspec.id))

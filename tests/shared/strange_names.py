@@ -17,14 +17,10 @@ from torch import nn
 from spikecore.lang.render import C_WORDS
 
 #: Examples of each test; ``NAMES=2000`` draws as many.
-COUNT = int(os.environ.get("NAMES", "100"))
+COUNT = int(os.environ.get("NAMES", "30"))
 #: Without shrinking: names are short.
 drawn = settings(
-    max_examples=COUNT,
-    deadline=None,
-    database=None,
-    phases=(Phase.generate,),
-    suppress_health_check=list(HealthCheck),
+    max_examples=COUNT, deadline=None, database=None, phases=(Phase.generate,), suppress_health_check=list(HealthCheck)
 )
 
 #: The file that whatever is executed writes, in the current folder.
@@ -141,12 +137,12 @@ identifiers = st.one_of(
 
 
 def of_modules(name: str) -> bool:
-    """Whether torch takes it for a child of an ``nn.Sequential``."""
+    """True if torch takes it for a child of an ``nn.Sequential``."""
     return bool(name) and "." not in name and name not in _TAKEN
 
 
 def of_classes(name: str) -> bool:
-    """Whether Python takes it for a class."""
+    """True if Python takes it for a class."""
     return not any(c == "\0" or "\ud800" <= c <= "\udfff" for c in name)
 
 

@@ -45,7 +45,7 @@ def run(
     check: bool = False,
     imported: Sequence[str] = (),
 ) -> subprocess.CompletedProcess[str]:
-    """What ``python arguments`` printed, and its exit status. It takes the options ``-c``, ``-m``, ``-W``.
+    """The output of ``python arguments``, and its exit status. It takes the options ``-c``, ``-m``, ``-W``.
 
     imported: modules that are there before it begins, beside torch and pytest.
     """
@@ -77,7 +77,7 @@ def start(*arguments: Union[str, Path], env: Optional[Dict[str, str]] = None) ->
 
 
 def _can(environment: Dict[str, str]) -> bool:
-    """Whether a fork can stand for the process."""
+    """True if a fork can stand for the process."""
     return hasattr(os, "fork") and sys.platform == "linux" and _early(environment) == _early(dict(os.environ))
 
 
@@ -135,7 +135,7 @@ def _served() -> Optional[Dict[str, Any]]:
 
 
 def _status(child: int) -> int:
-    """As :mod:`subprocess` says it: negative where a signal ended the process."""
+    """Exit status as :mod:`subprocess` has it: negative where a signal ended the process."""
     _, status = os.waitpid(child, 0)
     return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 

@@ -1,4 +1,4 @@
-"""What a monitor must see on any backend that records."""
+"""The records of a monitor on any backend that records."""
 
 from __future__ import annotations
 

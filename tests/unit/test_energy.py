@@ -271,6 +271,30 @@ def network() -> nn.Sequential:
     )
 
 
+class Runs(nn.Module):
+    """A layer with state that is called by ``run``."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer.run(x)[0]
+
+
+@pytest.mark.parametrize("samples", [2, 20], ids=["one input each", "convolution"])
+@pytest.mark.parametrize("called", [nn.Sequential, Runs], ids=["called", "run"])
+def test_a_connection_has_one_delay_however_it_is_called(called: type, samples: int) -> None:
+    """One product for each connection and step, not one for each lag; a spike that arrives behind the end is none."""
+    steps, layer, x = 7, sc.Delay(nn.Linear(6, 4), 3, sigma=1.0), spikes(7, samples, 6)
+    asked = sum(int(x[: steps - lag, :, j].sum()) for row in layer.whole.tolist() for j, lag in enumerate(row))
+    (row,) = sc.energy(called(layer), x).layers
+    assert (row.kind, row.products, row.acs, row.macs) == ("Delay", x.numel() * 4, asked, 0)
+    fed = sc.Recurrent(sc.LIF(threshold=0.1), sc.Delay(nn.Linear(6, 6), 3, sigma=1.0))
+    (row,) = sc.energy(called(fed), x).layers
+    assert (row.kind, row.products) == ("Recurrent", x.numel() * 6)
+
+
 def test_a_network_over_time_and_its_twin():
     """The first layer is computed once for an image; the others at each step, on the spikes of the neurons before
     them; feedback is seen although a kernel computes it; the twin takes every product once.
@@ -343,12 +367,14 @@ def test_layers_that_get_nothing_are_named():
     """The energy of a network that does not fire was praised without a word."""
     net = nn.Sequential(nn.Linear(10, 8), sc.LIF(20.0), nn.Linear(8, 4), sc.LIF(20.0), nn.Linear(4, 2))
     text = str(sc.energy(net, image(5, 3, 10)))
-    assert text.endswith("every input of 2, 4 was 0; before you compare energies, see why: sc.explain(net, x)")
+    assert text.startswith(
+        "1, 3 gave no spike, and every input of 2, 4 was 0: before you compare energies, see why by sc.explain(net, x)."
+    )
     assert "was 0" not in str(sc.energy(net[:1], image(5, 3, 10)))
 
 
 def test_wrong_arguments_are_named():
-    """What is no network, no input, no energy."""
+    """Values that are no network, no input, no energy."""
     layer = nn.Linear(2, 2)
     with pytest.raises(TypeError, match="net=3 is an int"):
         sc.energy(3, torch.ones(2, 2))

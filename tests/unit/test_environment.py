@@ -12,10 +12,11 @@ import torch
 from click.testing import CliRunner
 
 import spikecore as sc
+from plain_loop import Plain
 from spikecore import cli
-from spikecore._plugins.registry import BUILTINS, Registry, default_registry
 from spikecore.kernels import cache
-from spikecore.testing._runner import required
+from spikecore.plugins.registry import BUILTINS, Registry, default_registry
+from spikecore.testing import check_backend, installed
 from spikecore.testing.random_programs import first_seed
 
 Patch = pytest.MonkeyPatch
@@ -88,7 +89,8 @@ def emulator(monkeypatch: Patch) -> None:
 def require(monkeypatch: Patch) -> None:
     """A name that nobody has fails the run of tests, see tests/meta/test_pytest_plugin.py; here it is nobody's."""
     monkeypatch.setenv("SPIKECORE_REQUIRE", "troch, ")
-    assert not any(map(required, BUILTINS))
+    with installed(Plain, reason="no such chip") as name:
+        assert [result.outcome for result in check_backend(name)] == ["unavailable"]
 
 
 def seed(monkeypatch: Patch) -> None:

@@ -121,7 +121,7 @@ def test_the_batch_may_be_dynamic() -> None:
 
 
 def test_a_saved_program_needs_no_neuron(tmp_path: Path) -> None:
-    """What is loaded computes by torch alone."""
+    """A loaded program computes by torch alone."""
     net, x, want = made("dense", "auto")
     torch.export.save(torch.export.export(net, (x,)), tmp_path / "net.pt2")
     assert torch.equal(torch.export.load(tmp_path / "net.pt2").module()(x), want)

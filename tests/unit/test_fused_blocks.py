@@ -148,81 +148,6 @@ def test_a_fused_block_computes_what_it_computed(name):
     assert torch.equal(fused(x), plain(x))
 
 
-def reads_training(self, x):
-    return self.lif2(self.conv2(x) + x) if self.training else x
-
-
-def reads_values(self, x):
-    return self.lif2(self.conv2(x) + x) if x.mean() > 1 else x
-
-
-def reads_the_type(self, x):
-    return self.lif2(self.conv2(x) + x) if isinstance(x, torch.Tensor) else x
-
-
-def reads_a_mode(self, x):
-    return self.lif2(self.conv2(x) + x) if torch.is_grad_enabled() else x
-
-
-def reads_a_weight(self, x):
-    return self.lif1(self.bn1(x)) * self.bn1.module.weight.mean()
-
-
-def sets_a_mode(self, x):
-    with torch.no_grad():
-        y = self.conv2(x)
-    return self.lif2(y + x)
-
-
-def sets_an_attribute(self, x):
-    self.seen = x
-    return self.lif2(self.conv2(x) + x)
-
-
-def counts(self, x):
-    self.log.append(1)
-    return self.lif2(self.conv2(x) + x)
-
-
-def draws(self, x):
-    return self.lif2(self.conv2(x) + x) * torch.rand(1)
-
-
-def draws_in_python(self, x):
-    return self.lif2(self.conv2(x) + x) if random.random() < 0.5 else x
-
-
-def draws_from_an_attribute(self, x):
-    return self.lif2(self.conv2(x) + x) * self.rng.random()
-
-
-def catches(self, x):
-    try:
-        return self.lif2(self.conv2(x) + x)
-    except RuntimeError:
-        return x
-
-
-def has_a_default(self, x, skip=None):
-    return self.lif2(self.conv2(x) + (x if skip is None else skip))
-
-
-def changes_the_input(self, x):
-    y = x.mul_(2)
-    return self.lif2(self.conv2(y) + y)
-
-
-def multiplies_in_place(self, x):
-    x = z = self.conv1(x)
-    x *= 2
-    return self.lif2(x + z)
-
-
-def uses_the_sum_twice(self, x):
-    y = self.conv2(x)
-    return self.lif2(y + x) + y
-
-
 class Nothing(nn.Module):
     """A part that gives no tensor."""
 
@@ -253,115 +178,6 @@ def other(forward):
     block.log, block.rng = [], random.Random(0)
     block.hidden = [block.lif1]
     return block
-
-
-def changes_meanwhile(self, x):
-    y = self.conv1(x)
-    z = self.bn1(y)
-    y *= 2
-    return self.lif1(z)
-
-
-def changes_the_shortcut(self, x):
-    y = x * 1
-    z = self.conv2(x) + y
-    y += 1
-    return self.lif2(z)
-
-
-def adds_behind_a_change(self, x):
-    y = self.conv1(x)
-    z = self.lif1(self.bn1(y))
-    y += 1
-    return z + x
-
-
-def reads_none_of_a_part(self, x):
-    skip = self.nothing(x)
-    return self.lif2(self.conv2(x) + (x if skip is None else skip * 2))
-
-
-def calls_a_neuron_elsewhere(self, x):
-    return self.lif1(self.bn1(x)) + self.hidden[0](x)
-
-
-def calls_a_pair_twice(self, x):
-    return self.lif1(self.bn1(self.lif1(self.bn1(x))))
-
-
-#: A forward, and the shortcuts of the NormNeurons that are made of it.
-FORWARDS = [
-    (reads_training, []),
-    (reads_values, []),
-    (reads_the_type, []),
-    (reads_a_mode, []),
-    (reads_a_weight, []),
-    (sets_a_mode, []),
-    (sets_an_attribute, []),
-    (counts, []),
-    (draws, []),
-    (draws_in_python, []),
-    (draws_from_an_attribute, []),
-    (catches, ["before"]),
-    (has_a_default, []),
-    (changes_the_input, ["before"]),
-    (multiplies_in_place, []),
-    (uses_the_sum_twice, []),
-    (changes_the_shortcut, []),
-    (reads_none_of_a_part, []),
-    (calls_a_neuron_elsewhere, []),
-    (calls_a_pair_twice, [None]),
-]
-
-
-def computed(block, x, *, training):
-    """Output and gradients of a call, which begins with the same numbers of all generators."""
-    random.seed(0)
-    block.rng.seed(0)
-    torch.manual_seed(0)
-    block.train(training).zero_grad()
-    leaf = x.clone().requires_grad_()
-    out = block(leaf * 1)  # some forwards change what they get
-    (out * torch.linspace(-1.0, 2.0, out.numel(), dtype=out.dtype).view_as(out)).sum().backward()
-    with torch.no_grad():
-        again = block(x * 1)
-    return out.detach(), again, leaf.grad, {value: value.grad for value in block.parameters() if value.grad is not None}
-
-
-@pytest.mark.parametrize(("forward", "shortcuts"), FORWARDS, ids=lambda value: getattr(value, "__name__", ""))
-@pytest.mark.filterwarnings("ignore:sc.fuse:UserWarning")
-def test_a_block_computes_what_its_forward_says_or_stays_as_it_is(forward, shortcuts):
-    """With gradients and without, in train() and eval(); reading it changes no mode and no attribute."""
-    block = other(forward).double().eval()
-    block.conv2.train()
-    nn.init.uniform_(block.bn1.module.bias, 0.5, 1.0)
-    plain, before = copy.deepcopy(block), dict(vars(block))
-    order = {id(value): k for k, value in enumerate(block.parameters())}
-    sc.fuse(block)
-    assert [shortcut for shortcut, _ in forms(block)] == shortcuts
-    assert any(shortcuts) or vars(block).items() >= before.items()
-    assert not block.log
-    assert block.conv2.training
-    assert not block.lif1.training
-    x = 3 * torch.rand(T, B, 2, 4, 4, dtype=torch.float64)
-    for training in (True, False):
-        *mine, gradients = computed(block, x, training=training)
-        *its, expected = computed(plain, x, training=training)
-        torch.testing.assert_close(mine, its)
-        of_place = dict(enumerate(plain.parameters()))
-        assert len(gradients) == len(expected)
-        for value, gradient in gradients.items():
-            torch.testing.assert_close(gradient, expected[of_place[order[id(value)]]])
-
-
-@pytest.mark.parametrize("forward", [changes_meanwhile, adds_behind_a_change], ids=lambda value: value.__name__)
-@pytest.mark.filterwarnings("ignore:sc.fuse:UserWarning")
-def test_a_value_that_is_changed_in_place_meanwhile_is_read_before(forward):
-    """Without gradients, of which torch would say so."""
-    block = other(forward).double().eval()
-    plain, x = copy.deepcopy(block), 3 * torch.rand(T, B, 2, 4, 4, dtype=torch.float64)
-    with torch.no_grad():
-        torch.testing.assert_close(sc.fuse(block)(x), plain(x))
 
 
 def loops(self, x):
@@ -467,22 +283,6 @@ def test_a_sum_with_a_factor_is_not_packed_as_a_sum():
 
 
 @pytest.mark.skipif(not COMPILES, reason="spikes are kept as bits with torch 2.6 or newer")
-def test_a_layer_that_gets_spikes_and_something_else_is_not_packed():
-    """Two calls of one layer."""
-
-    class Twice(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.linear, self.lif = nn.Linear(4, 4), sc.LIF()
-
-        def forward(self, x):
-            return self.linear(self.lif(self.linear(x)))
-
-    with pytest.warns(RuntimeWarning, match="found no nn.Linear"):
-        sc.layers.pack(Twice())
-
-
-@pytest.mark.skipif(not COMPILES, reason="spikes are kept as bits with torch 2.6 or newer")
 def test_a_packed_shortcut_takes_a_bit_a_spike():
     """Of a neuron that normalises by one kernel; numbers stay, and ``unpack`` undoes it."""
     torch.manual_seed(0)
@@ -535,7 +335,7 @@ class OverTime(nn.Module):
 
 
 class WithSkip(BasicBlock):
-    """What the caller adds may be left out."""
+    """The tensor that the caller adds may be left out."""
 
     def forward(self, x, skip=None):
         """``[T, B, C, H, W]``."""

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import spikecore as sc
-from kernel_loop import SHAPE, Loop, bound, image, same
+from kernel_loop import SHAPE, Loop, bound, image
 from spikecore.backend import Unsupported
 from spikecore.layers import NormNeuron
 from spikecore.testing import installed
@@ -104,24 +104,6 @@ def test_why_two_layers_are_computed_is_said() -> None:
     assert "is no plain input of the normalisation" in str(layer.reason)
     with pytest.raises(TypeError, match="fused='yes' must be True, False or None"):
         NormNeuron(norm(), sc.LIF(), fused="yes")
-
-
-@pytest.mark.parametrize("missing", ["weight", "bias"])
-def test_weight_or_bias_may_be_missing(missing: str) -> None:
-    """As of ``nn.BatchNorm2d(C, bias=False)``, which newer versions of torch take: it once raised AttributeError."""
-    made = pair()
-    for layer in made:
-        layer.norm.register_parameter(missing, None)
-    x = image()
-    given = [x.clone().requires_grad_(), x.double().requires_grad_()]
-    found = []
-    for layer, value in zip(made, given):
-        y = layer(value)
-        y.backward(torch.linspace(-1.0, 2.0, y.numel()).view(y.shape).to(y.dtype))
-        found.append([y, value.grad, *(p.grad for p in layer.parameters()), *layer.buffers()])
-    assert len(found[0]) == len(found[1])
-    for mine, its in zip(*found):
-        same(mine.double(), its.double(), rtol=1e-4, atol=2e-5)
 
 
 def test_an_eps_of_nothing_is_left_to_torch() -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+import refusals
 import spikecore as sc
 from spikecore.layers import TimeBatched
 
@@ -27,7 +28,7 @@ def values(*shape, seed=0):
 
 
 class TestValues:
-    """What comes out."""
+    """Values of the results."""
 
     def test_equals_a_loop_over_time(self):
         """y[t] is the modules, in order, applied to x[t]."""
@@ -49,7 +50,7 @@ class TestValues:
 
 
 class TestMemory:
-    """What is not copied."""
+    """Tensors that are not copied."""
 
     def test_folding_is_a_view(self):
         """The module sees the memory of x, and so does whoever gets the output of an identity."""
@@ -66,43 +67,6 @@ class TestMemory:
         assert probe.seen.is_contiguous(memory_format=torch.channels_last)
         assert probe.seen.data_ptr() == x.data_ptr()
         assert y.stride() == x.stride()
-
-
-class TestErrors:
-    """A wrong argument is named, with its value and what would be right."""
-
-    @pytest.mark.parametrize(
-        ("modules", "text"),
-        [
-            ((sc.LIF(),), "module 0 of TimeBatched is LIF, which has state .*place it after"),
-            (
-                (nn.Sequential(nn.Linear(2, 2), nn.Sequential(sc.LIF())),),
-                "module 0, at '1.0', of TimeBatched is LIF, which has state",
-            ),
-            ((nn.Linear(2, 2), sc.encode.Delta()), "module 1 of TimeBatched is Delta, which needs the time dimension"),
-        ],
-    )
-    def test_neurons_and_encoders_are_refused(self, modules, text):
-        """They need the time dimension; one in any depth is refused at construction, by its place."""
-        with pytest.raises(ValueError, match=text):
-            TimeBatched(*modules)
-
-    def test_input_is_checked(self):
-        """x is a tensor with time and batch."""
-        with pytest.raises(ValueError, match=r"x must be \[T, B, \.\.\.\] \(time, batch\), got shape \(3,\)"):
-            TimeBatched(nn.Identity())(torch.zeros(3))
-        with pytest.raises(TypeError, match="TimeBatched: x is a list; give a tensor"):
-            TimeBatched(nn.Identity())([1.0])
-
-    def test_output_is_checked(self):
-        """The module keeps the leading dimension and returns one tensor."""
-        text = (
-            r"must keep the leading dimension, T \* B = 12 for x of shape \(4, 3, 8\), got an output of shape \(48, 2\)"
-        )
-        with pytest.raises(ValueError, match=text):
-            TimeBatched(nn.Unflatten(1, (4, 2)), nn.Flatten(0, 1))(torch.zeros(T, B, 8))
-        with pytest.raises(TypeError, match="the module of TimeBatched must return a tensor, got tuple"):
-            TimeBatched(nn.GRU(8, 2))(torch.zeros(T, B, 8))
 
 
 def test_in_a_single_step_network():
@@ -131,3 +95,6 @@ def test_an_input_of_another_dtype_is_told_from_one_of_another_shape(dtype: torc
     ) as caught:
         layer(torch.ones(4, 2, 3, dtype=dtype))
     assert "set_step" not in str(caught.value)
+
+
+test_refused = refusals.table(__file__, globals())

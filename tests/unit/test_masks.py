@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
+import refusals
 import spikecore as sc
 from spikecore import losses, metrics
 from spikecore.functional import mask_of
@@ -168,15 +169,6 @@ class TestErrors:
             with pytest.raises(error, match=text):
                 function(x, mask=wrong)
 
-    @pytest.mark.parametrize(("function", "name"), EVERY)
-    def test_a_sequence_without_a_real_step(self, function, name):
-        """It has no mean and no rate: an error that says which, and how to leave it out."""
-        x, wrong = torch.rand(T, B, C), mask()
-        wrong[:, 1] = wrong[:, 3] = False
-        text = rf"mask is False at every step of 2 of 5 sequences \(first: 1, 3\).*leave them out.*{name}\[:, keep\]"
-        with pytest.raises(ValueError, match=text):
-            function(x, mask=wrong)
-
 
 class TestMaskOf:
     @pytest.mark.parametrize("lengths", [LENGTHS, torch.tensor(LENGTHS)])
@@ -187,24 +179,5 @@ class TestMaskOf:
         assert torch.equal(found, mask())
         assert torch.equal(sc.functional.mask_of(lengths, T + 2)[T:], torch.zeros(2, B, dtype=torch.bool))
 
-    def test_wrong_arguments_are_named(self):
-        for wrong, text in (
-            ([3, 8], r"lengths must be from 1 to T=7, got 8 at 1 \(1 are outside\)"),
-            (torch.tensor([0, 3, -1]), r"from 1 to T=7, got 0 at 0 \(2 are outside\); leave out"),
-            (5, r"lengths must be \[B\], one for each sequence, got shape \(\)"),
-            (torch.tensor([[3]]), r"lengths must be \[B\], one for each sequence, got shape \(1, 1\)"),
-        ):
-            with pytest.raises(ValueError, match=text):
-                mask_of(wrong, T)
-        for wrong, text in (
-            (torch.tensor([3.0]), "lengths must be of an integer dtype such as torch.int64, got torch.float32"),
-            (mask()[0], "integer dtype such as torch.int64, got torch.bool"),
-            ([True], "integer dtype such as torch.int64, got torch.bool"),
-            ([3, 2.5], "integer dtype such as torch.int64, got torch.float32"),
-            (["a"], r"lengths=\['a'\] must be whole numbers of steps; give a list or a tensor \[B\]"),
-            (None, "lengths=None must be whole numbers of steps"),
-        ):
-            with pytest.raises(TypeError, match=text):
-                mask_of(wrong, T)
-        with pytest.raises(TypeError, match="T must be an int, the number of steps of the padded batch, got 7.0"):
-            mask_of([3], 7.0)
+
+test_refused = refusals.table(__file__, globals())

@@ -145,6 +145,7 @@ def test_normalising_neurons_are_seen_as_they_compute():
     for value, wanted in zip(net.state_dict().values(), other.state_dict().values()):
         assert torch.equal(value, wanted)
     assert seen["1"].v.shape == (4, 16, 8)
+    assert seen["1"].kind == "LIF"
     assert norm_neuron.neuron.continues is False
     norm = sc.layers.NormNeuron(nn.BatchNorm1d(6), sc.LIF(), shortcut="after")
     with sc.monitor(norm, spikes=True) as seen:
@@ -242,7 +243,7 @@ def test_what_cannot_be_seen_is_refused():
     net, x = network(), driven(5, 3, 6)
     for wrong, text in (
         ({"record": "v"}, r"record='v' must be a tuple of names, such as record=\('v',\)"),
-        ({"record": ("w",)}, r"record=\['w'\]: 'w' is no state of a watched neuron; there are 'a', 'v'"),
+        ({"record": ("w",)}, r"record=\['w'\]: 'w' is no state of a watched neuron; there are 'a', 'h', 'v'"),
         ({"layers": ("0",)}, r"'0' is no layer of neurons; there are '1', '3', '5'"),
     ):
         with pytest.raises((TypeError, ValueError), match=text), sc.monitor(net, **wrong):
@@ -293,3 +294,16 @@ def test_rates_states_and_pictures_are_in_the_log(tmp_path, tensorboard):
     histogram = read(tmp_path).Histograms("rates of neurons/1")[1].histogram_value
     assert histogram.num == 30
     assert histogram.sum == pytest.approx(float(seen["1"].rates.sum()), rel=1e-5)
+
+
+def test_a_block_that_is_not_entered_says_so() -> None:
+    """Errors for a key and an attribute, and its print."""
+    block = sc.monitor(network())
+    said = r"^sc\.monitor records within a block; write `with sc\.monitor\(\.\.\.\) as seen: net\(x\)`, and read seen$"
+    with pytest.raises(TypeError, match=said):
+        block["1"]
+    with pytest.raises(AttributeError, match=said):
+        block.rates  # noqa: B018  # asked for, and not there
+    assert repr(block).startswith("<sc.monitor records within a block")
+    with pytest.raises(AttributeError, match=r"^sc\.record records within a block"):
+        sc.record(network(), "v").take()

@@ -71,7 +71,7 @@ def planted(network: str, place: str) -> Tuple[nn.Sequential, Tensor]:
 
 
 def begins(network: str, place: str) -> str:
-    """How the text begins, behind its first words."""
+    """Beginning of the text, behind its first words."""
     first, last, neuron, _ = NAMES[network]
     return {
         "input": "NaN begins in the input: x has 1 NaN among 120 numbers, the first at index [3, 0, 0], time step 3.",

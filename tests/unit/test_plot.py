@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+import refusals
 import spikecore as sc
 
 matplotlib = pytest.importorskip("matplotlib")
@@ -113,23 +114,6 @@ def test_surrogates_are_their_formulas():
     assert sc.plot.surrogates(every[0]).get_xlabel() == "potential minus threshold, u"
 
 
-@pytest.mark.parametrize(
-    ("draw", "error", "text"),
-    [
-        (lambda: sc.plot.raster([1]), TypeError, "spikes must be a tensor"),
-        (lambda: sc.plot.raster(torch.ones(3)), ValueError, r"\[T, N\] or \[T, B, ...\], got shape \[3\]"),
-        (lambda: sc.plot.raster(torch.ones(3, 2), dt=0), ValueError, "dt=0 must be the length of a time step"),
-        (lambda: sc.plot.traces(torch.ones(3, 2), spikes=torch.ones(3, 1)), ValueError, r"spikes has shape \[3, 1\]"),
-        (lambda: sc.plot.rates(3), TypeError, "rates takes what sc.monitor gave, or tensors of rates, got int"),
-        (lambda: sc.plot.rates({"1": 0.5}), TypeError, "or tensors of rates, got dict"),
-    ],
-)
-def test_what_cannot_be_drawn_is_named(draw, error, text):
-    """An argument that is none of what a function takes."""
-    with pytest.raises(error, match=text):
-        draw()
-
-
 def test_without_matplotlib_the_package_is_named(monkeypatch):
     """The error says what to install."""
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
@@ -137,3 +121,6 @@ def test_without_matplotlib_the_package_is_named(monkeypatch):
         ImportError, match="sc.plot draws by matplotlib, which is not installed: pip install matplotlib"
     ):
         sc.plot.raster(torch.ones(3, 2))
+
+
+test_refused = refusals.table(__file__, globals())

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+import refusals
 import spikecore as sc
 from escape import check_escape
 from spikecore.stochastic import philox, uniform
@@ -114,25 +115,6 @@ class TestDraws:
             torch.compile(Loop(generator=torch.Generator()), fullgraph=True, backend="aot_eager")(x)
 
 
-class TestRefusals:
-    def test_names(self):
-        """drawn names the last inputs, behind one that is given."""
-        wrong = r"^Wrong.drawn = .* must be the last of its inputs .* as in inputs, drawn"
-        for inputs, drawn in ((("x",), ("u",)), (("x",), ("x",)), (("x", "u"), "u"), (("u", "x"), ("u",))):
-            with pytest.raises(TypeError, match=wrong):
-                type("Wrong", (sc.stochastic.Stochastic,), {"inputs": inputs, "drawn": drawn})
-
-    def test_layers_of_one_input(self):
-        """NormNeuron takes neurons of one input; Recurrent asks which of several is added to."""
-        with pytest.raises(
-            ValueError,
-            match="Recurrent: into=None must name the input of EscapeNoise that what comes back is added to: x, u",
-        ):
-            sc.Recurrent(sc.stochastic.EscapeNoise(backend="torch"), nn.Linear(5, 5))(drive())
-        with pytest.raises(ValueError, match="NormNeuron: EscapeNoise has the inputs x, u"):
-            sc.layers.NormNeuron(nn.BatchNorm1d(5), sc.stochastic.EscapeNoise())
-
-
 class TestEscapeNoise:
     @pytest.mark.parametrize("decay_input", [True, False])
     @pytest.mark.parametrize("reset", ["hard", "soft", "none"])
@@ -177,3 +159,6 @@ class TestEscapeNoise:
         assert torch.equal(torch.stack([single(step) for step in x]), whole(x, u))
         assert u[0].unique().numel() == u[0].numel()
         assert not torch.equal(u[0], u[1])
+
+
+test_refused = refusals.table(__file__, globals(), nn)

@@ -11,24 +11,24 @@ import importlib
 import io
 import pickle
 import re
-import subprocess
 import warnings
 import zlib
 from collections import OrderedDict
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any, Callable, List, Optional, Sequence, Tuple
+from typing import Any, Callable, List, Tuple
 
 import pytest
 import torch
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, fx, nn
 
+import refusals
 import spikecore as sc
-from c_programs import SPIKES, differing, lif, needs, on_grid, spikes
+from c_programs import SPIKES, differing, lif, on_grid, spikes
+from spikecore.context import COMPILES
 from spikecore.layers import TimeBatched
-from spikecore.testing.naming import plans
 from spikecore_convert import Conversion
 from strange_names import PAYLOADS, check_said, drawn, identifiers, names, of_classes, of_modules, watched  # noqa: F401
 
@@ -147,19 +147,6 @@ def test_paths_of_nodes(pair: Tuple[str, str], paths: List[str]) -> None:
     assert all(net.get_submodule(path) is not None for path in paths)
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("", "'' cannot be the name of a node: it is empty, or another node has it"),
-        ("/output", "'/output' cannot be the name of a node"),
-        ("a." * 51 + "a", r"node 'a\.a\..* is in 51 others; wanted are at most 50"),
-    ],
-)
-def test_nodes_with_no_path(name: str, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        load(graph(name, "neuron"))
-
-
 def test_formats_of_a_loaded_network(tmp_path: Path) -> None:
     """They are at the nodes that have the names of the file."""
     nir = pytest.importorskip("nir")
@@ -268,84 +255,14 @@ def test_names_in_conversions(watched: Fresh, path: List[str]) -> None:  # noqa:
         sc.fuse(net)
     assert torch.allclose(net(x), before)
     assert torch.allclose(pickle.loads(pickle.dumps(net))(x), before)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", r"sc\.(fuse|layers\.pack)", Warning)
-        sc.layers.pack(net)
+    if COMPILES:  # packing needs torch 2.6
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", r"sc\.(fuse|layers\.pack)", Warning)
+            sc.layers.pack(net)
     assert torch.allclose(net(x), before)
 
 
 # -- kernels
-
-BACKENDS = {
-    "cupy": ("spikecore_cupy.backend", "CupyBackend"),
-    "numba": ("spikecore_numba.backend", "NumbaBackend"),
-    "triton": ("spikecore_triton.backend", "TritonBackend"),
-    "c": ("spikecore_c.backend", "CBackend"),
-}
-
-
-def backend_of(name: str) -> Any:
-    module, kind = BACKENDS[name]
-    try:
-        return getattr(importlib.import_module(module), kind)()
-    except ImportError:
-        return None
-
-
-@drawn
-@given(
-    names.filter(of_classes),
-    st.lists(identifiers, min_size=4, max_size=4, unique=True),
-    st.sampled_from(sorted(BACKENDS)),
-    st.sampled_from((2, None)),
-)
-def test_names_in_kernels(
-    watched: Fresh,  # noqa: F811
-    owner: str,
-    words: List[str],
-    name: str,
-    steps: Optional[int],
-) -> None:
-    folder, backend = watched(), backend_of(name)
-    assume(backend is not None)
-    state, param, first, second = words
-    try:
-        neuron: Any = type(
-            owner, (Free,), {"states": {state: 0.0}, "params": {param: 0.5}, "inputs": (first, second)}
-        )()
-    except TypeError as error:
-        check_said(error, *words)
-        neuron = type(owner, (Free,), {"states": {"v": 0.0}, "params": {"a": 0.5}})()
-    for plan in plans(neuron, steps):
-        text = backend.text(plan)
-        assert all(line.isprintable() for line in text.replace("\t", "").split("\n"))
-        if name in ("numba", "triton"):
-            compile(text, "kernel", "exec")
-        elif name == "c" and one_in(20, owner, *words):
-            needs("test")
-            (folder / "kernel.c").write_text(text, encoding="utf-8")
-            subprocess.run(["cc", "-std=c11", "-fsyntax-only", str(folder / "kernel.c")], check=True)
-    assert "\n" not in str(neuron.program).partition("(")[0]
-    if name == "numba" and steps and one_in(100, owner, *words):
-        x = torch.rand(3, 2, 4), torch.rand(3, 2, 4)
-        results = []
-        for used in ("numba", "torch"):
-            neuron.backend = used
-            results.append(neuron(*x))
-        assert torch.allclose(*results)
-
-
-class Free(sc.Neuron):
-    """A neuron of one state, one parameter and two inputs, whatever they are called."""
-
-    inputs: Sequence[str] = ("x", "y")
-
-    def dynamics(self, x: Any, s: Any, p: Any) -> Any:
-        (state,), (param,) = self.states, self.params
-        h = getattr(s, state) * getattr(p, param) + x[0] - x[1] * 0.5
-        z = self.spike(h - 0.3)
-        return z, {state: h - z * 0.3}
-
 
 # -- tables and pictures
 
@@ -409,3 +326,6 @@ def test_a_name_is_no_mathematics(name: str) -> None:
     with matplotlib.rc_context({"svg.fonttype": "none"}):
         FigureCanvasSVG(ax.figure).print_svg(text)
     assert f">{name}</text>" in text.getvalue().decode()
+
+
+test_refused = refusals.table(__file__, globals())

@@ -67,7 +67,10 @@ def step_of(net: nn.Module, example: Tensor) -> Step:
         runs = [run(graph, x_t.clone()) for x_t in example]  # forward may change it
     outputs = [output for output, _ in runs]
     if not all(isinstance(y, Tensor) and y.shape[:1] == example.shape[1:2] for y in outputs):
-        raise Refused(f"{name} must return one tensor [B, ...] for a step")
+        raise Refused(
+            f"{name} must return one tensor [B, ...] for a step, and did not for steps {list(example.shape[1:])} of "
+            f"example {list(example.shape)}, taken as [T, B, ...]; without time write example.expand(T, *example.shape)"
+        )
     recorded = torch.stack(outputs, 1)
     if not bool(torch.isfinite(recorded).all()):
         raise Refused(f"{name} makes numbers of the example that are not finite; sc.explain(net, example) says where")

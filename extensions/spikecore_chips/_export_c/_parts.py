@@ -453,6 +453,14 @@ class Cells(Part):
         output: int = 0,
     ) -> None:
         super().__init__(name, title, inputs, inputs[0].shape)
+        if len(neuron.inputs) != len(inputs):
+            raise Refused(f"{title} takes {', '.join(neuron.inputs)}, and C is written for one number of a neuron")
+        shapes = [str([*value.shape]) for value in inputs]
+        if len({*shapes}) > 1:
+            raise Refused(
+                f"{title} takes inputs of shapes {' and '.join(shapes)}, and C is written for one shape; give a value "
+                "for each neuron, such as that of nn.Linear(C, C)"
+            )
         self._neuron, program = neuron, neuron.program
         self._program: Program = program
         #: Roots of a step: the output, and the next states.
@@ -479,7 +487,10 @@ class Cells(Part):
         self.tables = [table for table in self.tables if f"{table.name}[" in text]
 
     def _field(self, state: str) -> str:
-        return f"{self.name}_{identifier(state, ())}"
+        names: List[str] = []
+        for each in self._program.states:  # h[0] of a vector and a state h_0 are two
+            names.append(identifier(each, names))
+        return f"{self.name}_{names[self._program.states.index(state)]}"
 
     def _evaluated(self, dtype: torch.dtype) -> Dict[Node, str]:
         """The values that steps and initial states read of what depends on parameters alone, as numbers or tables."""

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from spikecore.core.modules import calls_as
+from spikecore.core.modules import calls_as, pair
 from spikecore.core.neuron import Neuron
 from spikecore.graph import layer_of
 from spikecore.lang import c
-from spikecore.lang.render import on_one_line
+from spikecore.lang.render import C_TEMPLATES, on_one_line
 from spikecore.layers import CompactAvgPool2d, CompactMaxPool2d, Delay, PackedConv2d, PackedLinear, SumPool2d
 from spikecore.neurons import Recurrent
 from spikecore_chips._export_c import _fixed
@@ -197,6 +197,8 @@ class Built:
         if x.shape != (module.linear.in_features,):
             raise Refused(f"{title}: its input has samples of shape {list(x.shape)}; flatten them")
         delays = module.whole
+        if not delays.ndim:
+            delays = delays.expand(module.linear.in_features)
         if delays.ndim == 2:
             return self._add(DelayedLinear(name, title, x, module.linear, delays, self._fixed))
         late = self._add(DelayLine(f"{name}_late", title, x, delays))
@@ -204,8 +206,10 @@ class Built:
 
     def _recurrent(self, operation: Operation, module: Any, of: Sequence[Value]) -> Value:
         neuron, name, title = module.neuron, operation.name, operation.title
-        if len(of) != 1 or type(module) is not Recurrent or len(neuron.program.outputs) != 1:
-            raise Refused(f"{title}: C is written for sc.Recurrent around neurons of one input and one output")
+        if len(of) != 1 or type(module) is not Recurrent or module.several or len(neuron.program.outputs) != 1:
+            raise Refused(
+                f"{title}: C is written for sc.Recurrent around neurons of one input and one output, through one module"
+            )
         if type(neuron).run is not Neuron.run:
             raise Refused(f"{title}: its neuron, {_named(neuron)}, has a run of its own; write that in dynamics")
         if _kind(module.linear) not in (*_LINEARS, Delay):
@@ -326,10 +330,6 @@ def _rounding(format: Format, how: str) -> Callable[[Tensor], Tensor]:
     return lambda x: whole((x.double() * scale).clamp(format.low, format.high)).long()
 
 
-def _pair(value: Any) -> Tuple[int, int]:
-    return (value, value) if isinstance(value, int) else (int(value[0]), int(value[1]))
-
-
 def _window(module: Any, kind: Any, title: str, shape: Sequence[int], to: Sequence[int]) -> Any:
     """Kernel, stride and padding of a pooling."""
     if len(shape) != 3:
@@ -339,12 +339,9 @@ def _window(module: Any, kind: Any, title: str, shape: Sequence[int], to: Sequen
             raise Refused(f"{title}: {list(shape[1:])} is not divided by {list(to[1:])}")
         kernel = (shape[1] // to[1], shape[2] // to[2])
         return kernel, kernel, (0, 0)
-    kernel, stride, padding = (
-        _pair(module.kernel_size),
-        _pair(module.stride or module.kernel_size),
-        _pair(module.padding),
-    )
-    odd = getattr(module, "divisor_override", None) is not None or _pair(getattr(module, "dilation", 1)) != (1, 1)
+    kernel, padding = pair(module.kernel_size), pair(module.padding)
+    stride = pair(module.stride or module.kernel_size)
+    odd = getattr(module, "divisor_override", None) is not None or pair(getattr(module, "dilation", 1)) != (1, 1)
     uncounted = any(padding) and not getattr(module, "count_include_pad", True)
     if odd or uncounted or getattr(module, "ceil_mode", False):
         raise Refused(f"{title}: ceil_mode, dilation, divisor_override and count_include_pad=False have no C")
@@ -379,8 +376,9 @@ def source(built: Built, name: str) -> str:
     return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
 
 
-#: Names of math.h in a text.
-_OF_MATH = re.compile(r"\b(NAN|INFINITY|(exp|log|log1p|sqrt|sin|cos|tanh|atan|erf|fabs|floor|rint|pow)f\()")
+#: Names of math.h in a text: those of operations, and of what the helpers call.
+_FUNCTIONS = {name for _, text in C_TEMPLATES.values() for name in re.findall(r"\b(\w+)\{f\}\(", text)} | {"fmod"}
+_OF_MATH = re.compile(rf"\b(NAN|INFINITY|({'|'.join(sorted(_FUNCTIONS))})f\()")
 _NIBBLE = [
     "static inline int32_t nibble(const uint8_t *w, const int k) {",
     "    const int32_t n = w[k >> 1] >> 4 * (k & 1) & 15;",

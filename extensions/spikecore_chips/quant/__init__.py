@@ -18,3 +18,4 @@ __all__ = [
     "prepare",
     "report",
 ]
+__dir__ = __all__.copy

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, Iterator, List, Optional, Tuple, Union
 
 import torch
 from torch import Tensor, nn
 
 from spikecore.batches import flattened
+from spikecore.core.modules import in_mode
 from spikecore.core.neuron import Neuron
 from spikecore.functional import stateful_modules, to_rest
-from spikecore.graph import Call, NotFollowed, Refused, computed_by, read, readers_of, values
+from spikecore.graph import Call, Graph, NotFollowed, Refused, computed_by, read, readers_of, values
+from spikecore.inspect.record import Call as Recorded
+from spikecore.inspect.record import neuron_of, record
 from spikecore.lang import Program
 from spikecore.lang.transform import Derived, Transform, changed
 from spikecore.layers import Delay
@@ -43,8 +46,6 @@ class Seen:
     sources: List[Optional[Call]] = field(default_factory=list)
     #: Of a neuron, the values in each call of what saturates in its program, or would in fixed point.
     saturating: List[Tuple[Tensor, ...]] = field(default_factory=list)
-    #: The state after the last call of a single step.
-    last: Any = None
     #: Of a pooling, the sizes of its last input along each dimension, as multiples of those of its output.
     ratios: Tuple[float, ...] = ()
 
@@ -52,40 +53,55 @@ class Seen:
 class Run:
     """Values that the layers and neurons of a network read and write in one call, in ``eval()``.
 
-    Raises :class:`NotFollowed` for a network that cannot be read, :class:`Refused` for a layer that is called by name.
+    Raises :class:`NotFollowed` for a network that cannot be read, or gives something else than its graph, and
+    :class:`Refused` for a layer that is called by name.
     """
 
     def __init__(self, net: nn.Module, x: Inputs, dtype: torch.dtype) -> None:
         inputs = inputs_of(x, dtype)
-        self.seen: Dict[nn.Module, Seen] = {}
         self.shapes: Dict[Call, Tuple[int, ...]] = {}
-        known: Dict[Call, Any] = {}
         with evaluating(net):
             self.graph = read(net, inputs=inputs)
         self.inputs = dict(zip(self.graph.inputs, inputs))
-        with evaluating(net), torch.no_grad():
-            for call, value in values(self.graph, *inputs):
-                known[call] = value
-                self.shapes[call] = tuple(value.shape) if isinstance(value, Tensor) else ()
-                if isinstance(call.module, SEEN):
-                    self._see(call, [known[each] for each in call.args if isinstance(each, Call)], value)
+        self.seen = _called(self.graph)
+        with torch.random.fork_rng(sorted({value.get_device() for value in inputs if value.is_cuda})), torch.no_grad():
+            torch.manual_seed(0)
+            with evaluating(net):
+                for call, value in values(self.graph, *inputs):
+                    self.shapes[call] = tuple(value.shape) if isinstance(value, Tensor) else ()
+            torch.manual_seed(0)
+            with evaluating(net), self._recorded(net):
+                self.output = net(*inputs)
         to_rest(stateful_modules(net), carried=True)
-        self.output = known[self.graph.output]
+        _check_same(net, value, self.output)
 
-    def _see(self, call: Call, args: Sequence[Any], output: Any) -> None:
-        if call.kwargs:
-            why = f"is called with {', '.join(call.kwargs)} by name, where formats are those of the first argument"
-            raise Refused(call.title, why, "give it by position")
-        seen = self.seen.setdefault(call.module, Seen())
-        seen.sources.append(computed_by(call.source))
-        if isinstance(call.module, (Neuron, Recurrent)):
-            seen.inputs += [_sampled(value) for value in args]
-            _look_into(seen, call.module, args)
-        else:
-            seen.inputs.append(_sampled(args[0]))
-        if isinstance(output, Tensor):
-            seen.outputs.append(_sampled(output))
-            seen.ratios = tuple(a / b for a, b in zip(args[0].shape, output.shape))
+    @contextmanager
+    def _recorded(self, net: nn.Module) -> Iterator[None]:
+        """A block in which the modules' values are noted. Neurons give the values that saturate beside their outputs,
+        which the network does not get.
+        """
+
+        def ends(call: Recorded) -> Any:
+            seen, outputs = self.seen[call.layer], call.outputs[: counts.get(call.layer)]
+            seen.inputs += [_sampled(value) for value in (call.inputs if call.layer in counts else call.inputs[:1])]
+            seen.states += [_sampled(value) for value in call.states.values()]
+            seen.saturating.append(tuple(call.outputs[len(outputs) :]))
+            if len(outputs) > 1:
+                return tuple(outputs)
+            seen.outputs.append(_sampled(outputs[0]))
+            seen.ratios = tuple(a / b for a, b in zip(call.inputs[0].shape, outputs[0].shape))
+            return outputs[0]
+
+        layers = [(name, module) for name, module in net.named_modules() if module in self.seen]
+        neurons = [(name, module) for name, module in layers if neuron_of(module) is not None]
+        counts = {module: len(neuron_of(module).program.outputs) for _, module in neurons}
+        states = sorted({state for _, module in neurons for state in neuron_of(module).states})
+        with ExitStack() as stack:
+            stack.enter_context(record(net, layers=layers, neurons=neurons, states=states, ends=ends, edits=True))
+            for _, module in neurons:
+                neuron = neuron_of(module)
+                stack.enter_context(neuron.under(_WithSaturating(fixed_point_of(neuron))))
+            yield
 
     def fires(self, module: nn.Module) -> bool:
         """Tell whether all that a module reads is spikes of neurons."""
@@ -109,19 +125,21 @@ def _sampled(value: Tensor) -> Tensor:
     return torch.cat([some, flat.min().reshape(1), flat.max().reshape(1)]) if flat.numel() else flat
 
 
-def _look_into(seen: Seen, module: Any, args: Sequence[Any]) -> None:
-    """Note the states of a call of a neuron, and what saturates in it, by calling its equations again."""
-    neuron: Any = module.neuron if isinstance(module, Recurrent) else module
-    single, names, count = module.step == "single", tuple(neuron.states), len(neuron.program.outputs)
-    before, seen.last = seen.last, module.state if single else None
-    with neuron.under(_Shown(fixed_point_of(neuron))):
-        outputs, _, *trace = module.run(*[x.unsqueeze(0) if single else x for x in args], state=before, record=names)
-    seen.states += [_sampled(value) for values in trace for value in values.values()]
-    seen.saturating.append(outputs[count:] if isinstance(outputs, tuple) else ())
+def _called(graph: Graph) -> Dict[nn.Module, Seen]:
+    """The modules with ranges that a network calls, with the calls that compute their inputs."""
+    seen: Dict[nn.Module, Seen] = {}
+    for call in graph.calls:
+        if isinstance(call.module, SEEN):
+            module: Any = call.module
+            if call.kwargs:
+                why = f"is called with {', '.join(call.kwargs)} by name, where formats are those of the first argument"
+                raise Refused(call.title, why, "give it by position")
+            seen.setdefault(module, Seen()).sources.append(computed_by(call.source))
+    return seen
 
 
 @dataclass(frozen=True)
-class _Shown(Transform):
+class _WithSaturating(Transform):
     """Further outputs: the values that saturate, or would in fixed point."""
 
     how: Optional[FixedPoint]
@@ -132,14 +150,10 @@ class _Shown(Transform):
 
 @contextmanager
 def evaluating(net: nn.Module) -> Iterator[None]:
-    training = {module: module.training for module in net.modules()}
-    net.eval()
-    to_rest(stateful_modules(net), carried=True)
-    try:
+    """A block in which a network infers, from rest on."""
+    with in_mode(net, False):
+        to_rest(stateful_modules(net), carried=True)
         yield
-    finally:
-        for module, mode in training.items():
-            module.training = mode
 
 
 def first_run(owner: str, net: nn.Module, x: Inputs, dtype: torch.dtype) -> Run:
@@ -157,13 +171,7 @@ def first_run(owner: str, net: nn.Module, x: Inputs, dtype: torch.dtype) -> Run:
                 f"{float(value[tuple(wrong[0])])} at {wrong[0]}; leave these samples out"
             )
     try:
-        devices = sorted({value.get_device() for value in values.values() if value.is_cuda})
-        with torch.random.fork_rng(devices):
-            torch.manual_seed(0)
-            run = Run(net, x, dtype)
-            torch.manual_seed(0)
-            _confirm(run, net, inputs_of(x, dtype))
-        return run
+        return Run(net, x, dtype)
     except RuntimeError as error:
         whole = [f"{name} has dtype {value.dtype}" for name, value in values.items() if not value.is_floating_point()]
         if not whole:
@@ -171,14 +179,11 @@ def first_run(owner: str, net: nn.Module, x: Inputs, dtype: torch.dtype) -> Run:
         raise TypeError(f"{owner}: {whole[0]}, which the network does not take: {error}; give x.float()") from error
 
 
-def _confirm(run: Run, net: nn.Module, inputs: Sequence[Tensor]) -> None:
+def _check_same(net: nn.Module, followed: Any, output: Any) -> None:
     """Raise :class:`NotFollowed` where the network gives something else than its graph, as after a branch on a type."""
     if any(isinstance(value, torch.Generator) for module in net.modules() for value in vars(module).values()):
         return  # it draws other numbers
-    with evaluating(net), torch.no_grad():
-        expected = flattened(net(*inputs))
-    to_rest(stateful_modules(net), carried=True)
-    got = flattened(run.output)
+    got, expected = flattened(followed), flattened(output)
     same = [a.shape == b.shape and torch.allclose(a, b, equal_nan=True) for a, b in zip(got, expected)]
     if not (all(same) and len(got) == len(expected)):
         raise NotFollowed(
@@ -194,6 +199,5 @@ def inputs_of(x: Inputs, dtype: torch.dtype) -> Tuple[Tensor, ...]:
 
 def fires(module: Optional[nn.Module]) -> bool:
     """Tell whether a module's output is spikes."""
-    neuron: Any = module.neuron if isinstance(module, Recurrent) else module
-    number = (module.output or 0) if isinstance(module, Recurrent) else 0
-    return isinstance(neuron, Neuron) and neuron.program.outputs[number].op == "spike"
+    neuron, number = neuron_of(module), (module.output or 0) if isinstance(module, Recurrent) else 0
+    return neuron is not None and bool(neuron.program.outputs[number].op == "spike")

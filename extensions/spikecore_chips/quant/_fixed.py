@@ -275,6 +275,11 @@ def _check(neuron: Any, word: Any, frac: Any, rounding: Any, factors: Any, dtype
             f"sc.quant.fixed: neuron={shown(neuron)} is no neuron; for a network, sc.quant.prepare(net, x) makes all "
             "of its neurons fixed"
         )
+    if neuron.vectors:
+        raise ValueError(
+            f"sc.quant.fixed: {type(neuron).__name__} has vectors, {', '.join(neuron.vectors)}, of whose values no "
+            "grid is known; declare a state and a parameter for each value, h0, h1, ..."
+        )
     if neuron.gradient != "surrogate":
         raise ValueError(
             f"sc.quant.fixed: {type(neuron).__name__} has gradient={neuron.gradient!r}, which divides by slopes that "

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from spikecore import unfuse
-from spikecore.core.modules import has_own_inputs, outside, replace_modules, unwrapped
+from spikecore.core.modules import has_own_inputs, in_mode, outside, replace_modules, unwrapped
 from spikecore.core.neuron import Neuron
 from spikecore.core.parameters import adopt
 from spikecore.encode import Encoder
@@ -144,7 +144,7 @@ def prepare(
         raise ValueError(
             f"sc.quant.prepare: net cannot be copied ({error}); remove pruning or weight_norm first"
         ) from error
-    _refuse_norm_neurons(new)
+    _refuse_modules(new)
     try:
         _fold(new, first_run("sc.quant.prepare", new, x, dtype))
         run = Run(new, x, dtype)
@@ -212,16 +212,11 @@ def _fold(net: nn.Module, run: Run) -> None:
 
 def _check_in_training(net: nn.Module, run: Run, norms: Sequence[Call], sources: Sequence[Call]) -> None:
     """Refuse a layer that something else reads in ``train()``, such as a second output of a forward."""
-    modes = {module: module.training for module in net.modules()}
-    for module in modes:
-        module.training = True
     try:
-        graph = read(net, inputs=[torch.empty(run.shapes[x]) for x in run.graph.inputs])
+        with in_mode(net, True):
+            graph = read(net, inputs=[torch.empty(run.shapes[x]) for x in run.graph.inputs])
     except NotFollowed:  # such as drop-path: the readers in eval() are all that is known
         return
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
     for norm, source in zip(norms, sources):
         readers = [reader for call in graph.calls_of(source.module) for reader in readers_of(call)]
         others = [reader.title for reader in readers if reader.module is not norm.module]
@@ -230,12 +225,22 @@ def _check_in_training(net: nn.Module, run: Run, norms: Sequence[Call], sources:
             raise Refused(source.title, why, "compute the value twice: a copy of the layer (copy.deepcopy)")
 
 
-def _refuse_norm_neurons(net: nn.Module) -> None:
+def _refuse_modules(net: nn.Module) -> None:
     for name, module in net.named_modules():
         if isinstance(module, NormNeuron):
             raise ValueError(
                 f"sc.quant.prepare: {name} is a NormNeuron, whose normalisation cannot be folded; write the "
                 "normalisation behind the layer, and let sc.fuse make NormNeurons"
+            )
+        if isinstance(module, Delay) and not isinstance(module.linear, nn.Linear):
+            raise ValueError(
+                f"sc.quant.prepare: {name} delays {type(module.linear).__name__}, and there is fixed point for delays "
+                "of nn.Linear; leave it out of what is prepared"
+            )
+        if isinstance(module, Recurrent) and module.several:
+            raise ValueError(
+                f"sc.quant.prepare: {name} feeds back through a list of modules, or to several inputs; its sums are "
+                "not known, so give Recurrent one module into one input"
             )
 
 

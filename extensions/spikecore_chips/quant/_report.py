@@ -11,6 +11,7 @@ from torch.nn.utils import parametrize
 
 from spikecore.core.neuron import Neuron
 from spikecore.core.parameters import current
+from spikecore.inspect.record import neuron_of
 from spikecore.lang.render import on_one_line
 from spikecore.neurons import Recurrent
 from spikecore.words import a_kind
@@ -74,7 +75,7 @@ def report(net: nn.Module, x: Inputs, beside: Optional[nn.Module] = None) -> Rep
     rows = [_weights_row(place, most) for place, most in zip(weighted(net), prove(net, run, dtype))]
     for name, module in net.named_modules():
         if isinstance(module, (Neuron, Recurrent)) and module in run.seen:
-            neuron: Any = module.neuron if isinstance(module, Recurrent) else module
+            neuron = neuron_of(module)
             if _is_fixed(neuron):
                 rows.append(_neuron_row(name, neuron, run.seen[module]))
     if beside is None:

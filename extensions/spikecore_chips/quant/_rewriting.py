@@ -104,6 +104,7 @@ class _Rewriting:
             initial=[self.value(node) for node in old.initial],
             labels={**self.labels, **{self.new[node]: label for node, label in old.labels.items() if node in self.new}},
             numbers=old.numbers,
+            named={name: self.new[node] for name, node in old.named.items() if node in self.new},
         )
 
     def _flags(self) -> List[str]:
@@ -256,9 +257,13 @@ class _Rewriting:
         """A function of a value: its table, linear between ``size + 1`` values at equal distances."""
         tables = dict(self.how.tables)
         if node.op not in tables or len(node.args) != 1:
+            way_out = (
+                f"declare a table, tables={{{node.op!r}: (low, high, size)}}: its range, and its number of segments"
+                if len(node.args) == 1
+                else "write it with + - * and sc.ops.floor"
+            )
             raise ValueError(
-                f"sc.quant.fixed: {self.old.name}: {node.op} in {node!r} is no operation on integers; declare a table, "
-                f"tables={{{node.op!r}: (low, high, size)}}: its range, and its number of segments"
+                f"sc.quant.fixed: {self.old.name}: {node.op} in {node!r} is no operation on integers; {way_out}"
             )
         low, high, size = tables[node.op]
         width, frac = (high - low) / size, self.how.frac

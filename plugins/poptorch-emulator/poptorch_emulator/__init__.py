@@ -31,16 +31,6 @@ from types import ModuleType
 from typing import Any
 
 from . import enums, ops, optim
-from ._arguments import ICustomArgParser, registerCustomArgParser
-from ._blocks import (
-    BeginBlock,
-    Block,
-    BlockFunction,
-    PipelinedExecution,
-    ShardedExecution,
-    Stage,
-    removeBlocks,
-)
 from ._data import DataLoader
 from ._errors import Error, RecoverableError, UnrecoverableError, not_modelled, setLogLevel
 from ._executor import (
@@ -52,6 +42,16 @@ from ._executor import (
     trainingModel,
 )
 from ._trace import traced
+from .arguments import ICustomArgParser, registerCustomArgParser
+from .blocks import (
+    BeginBlock,
+    Block,
+    BlockFunction,
+    PipelinedExecution,
+    ShardedExecution,
+    Stage,
+    removeBlocks,
+)
 from .enums import *  # noqa: F403 - all of them are PopTorch's
 from .ops import *  # noqa: F403 - its __all__ are PopTorch's
 from .options import Options, TensorLocationSettings

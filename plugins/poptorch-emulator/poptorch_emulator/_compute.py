@@ -25,8 +25,8 @@ from typing import Any, Callable, Dict, FrozenSet, Mapping, Optional, Tuple, Uni
 import torch
 from torch import Tensor
 
-from ._arguments import tree_map
 from ._errors import py_error
+from .arguments import tree_map
 
 #: The first number that int32 cannot hold.
 _TOO_LARGE = 2.0**31

@@ -21,8 +21,8 @@ import torch
 import torch.utils.data
 from torch import Tensor
 
-from ._arguments import Batching
 from ._errors import logger, not_modelled, py_error
+from .arguments import Batching
 from .enums import DataLoaderMode
 from .options import Options
 

@@ -20,15 +20,10 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from . import optim
-from ._arguments import Arguments, Batching, Parser, leaves
-from ._blocks import placing
-from ._devices import acquire, release
 from ._errors import Error, cpp_error, logger, not_modelled, py_error
 from ._graph import check_no_grad, final_loss
-from ._hyperparameters import read
 from ._tensor import STALE, IpuTensor, narrow, narrowed
 from ._trace import Trace
-from ._update import Updater
 from ._weights import (
     DeviceWeights,
     check_changes,
@@ -40,8 +35,13 @@ from ._weights import (
     unwrap,
     wrap,
 )
+from .arguments import Arguments, Batching, Parser, leaves
+from .blocks import placing
+from .devices import acquire, release
 from .enums import ConnectionType, OutputMode, ReductionType
+from .hyperparameters import read
 from .options import Options
+from .update import Updater
 
 #: Dtypes that an input may have on the device.
 _INPUTS = (torch.float32, torch.float16, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)

@@ -31,11 +31,11 @@ from torch import Tensor
 from torch.distributions import Distribution
 from torch.overrides import TorchFunctionMode
 
-from ._arguments import leaves
 from ._compute import base_name, in_float32
 from ._errors import Error, cpp_error, not_modelled, py_error
 from ._graph import BUILT_IN, reduced
 from ._tensor import DEVICE, IpuTensor
+from .arguments import leaves
 from .handlers import HANDLERS, WHOLE
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def _floating(value: Any) -> bool:
 
 @functools.lru_cache(maxsize=None)
 def composed(func: Any) -> bool:
-    """Whether torch decomposes this operation into others."""
+    """True if torch decomposes this operation into others."""
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"))
 
 
@@ -152,7 +152,7 @@ def no_shape(name: str) -> Error:
 
 
 def supported(func: Any) -> bool:
-    """Whether PopTorch has a handler for this overload."""
+    """True if PopTorch has a handler for this overload."""
     return _plain(base_name(func)) in HANDLED
 
 
@@ -161,7 +161,7 @@ _POPTORCHS_TORCH = torch.__version__.startswith("2.0.")
 
 
 def of_poptorch(name: str, function: str) -> bool:
-    """Whether PopTorch meets an operation where ``function`` was called, and not only this version of torch does."""
+    """True if PopTorch meets an operation where ``function`` was called, and not only this version of torch does."""
     return _POPTORCHS_TORCH or not function or function.strip("_").endswith(name.strip("_"))
 
 
@@ -280,7 +280,7 @@ def _check_weighted(name: str, args: Tuple[Any, ...], kwargs: Dict[str, Any]) ->
 
 
 def _smoothed_mean(args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> bool:
-    """Whether this is the mean of cross entropies of classes, with label smoothing."""
+    """True if this is the mean of cross entropies of classes, with label smoothing."""
     return bool(
         _argument(args, kwargs, 7, "label_smoothing", 0.0)
         and _argument(args, kwargs, 6, "reduction", "mean") == "mean"

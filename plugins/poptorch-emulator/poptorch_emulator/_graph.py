@@ -22,10 +22,10 @@ from typing import Any, Callable, Dict, List, Sequence, Set, Tuple
 import torch
 from torch import Tensor
 
-from ._arguments import leaves, tree_map
 from ._compute import compute
 from ._errors import cpp_error, popart_error, py_error
 from ._tensor import IpuTensor, Layout, narrowed
+from .arguments import leaves, tree_map
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ class Graph:
         return values
 
     def rebuilt(self, values: Dict[int, Any]) -> Any:
-        """What the model returned, with ``values`` in the place of tensors of the device."""
+        """The model's result, with ``values`` in the place of tensors of the device."""
         return tree_map(lambda leaf: values[leaf.number] if isinstance(leaf, IpuTensor) else leaf, self.returned)
 
     def __call__(self, *inputs: Tensor) -> Any:
@@ -240,7 +240,7 @@ def _floating(graph: Graph, values: Sequence[int]) -> List[int]:
 
 
 def _flows_into_another(graph: Graph, position: int) -> bool:
-    """Whether another loss is computed from the loss at this position."""
+    """True if another loss is computed from the loss at this position."""
     reached: Set[int] = graph.owners(graph.nodes[position].writes)
     for node in graph.nodes[position + 1 :]:
         if graph.owners(node.reads) & reached:

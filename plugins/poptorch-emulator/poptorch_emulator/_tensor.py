@@ -53,7 +53,7 @@ def narrow(tensor: Tensor) -> Tensor:
 
 
 def on_ipu(device: Any) -> bool:
-    """Whether an operation is asked to put its result on the device."""
+    """True if an operation is asked to put its result on the device."""
     return device is not None and torch.device(device).type in (DEVICE.type, "meta")
 
 
@@ -87,7 +87,7 @@ def host_tensor(tensor: Tensor) -> Error:
 
 
 class Layout:
-    """How the numbers of a tensor lie in memory. It is compared as an object: see :func:`layout`."""
+    """Order of the numbers of a tensor in memory. It is compared as an object: see :func:`layout`."""
 
     __slots__ = ("dtype", "offset", "shape", "strides")
 

@@ -26,10 +26,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ._arguments import leaves, tree_map
-from ._blocks import check_blocks, current
 from ._compute import base_name, in_float32, widened
-from ._devices import Lock
 from ._errors import cpp_error, not_modelled, py_error
 from ._functions import (
     EXPLICIT,
@@ -67,6 +64,9 @@ from ._tensor import (
     zero_sized,
 )
 from ._views import RESHAPES_IN_PLACE, VIEWS, Views, kind_of
+from .arguments import leaves, tree_map
+from .blocks import check_blocks, current
+from .devices import Lock
 
 #: Batch norm changes them in place in training, although its schema does not say so.
 _STATISTICS = ("running_mean", "running_var")
@@ -97,7 +97,7 @@ def _tensors(which: Sequence[Tuple[int, str]], args: Tuple[Any, ...], kwargs: Di
 
 
 def writes(target: Any) -> bool:
-    """Whether an operation changes an argument in place."""
+    """True if an operation changes an argument in place."""
     return bool(_facts(target)[0]) or base_name(target) == "native_batch_norm"
 
 
@@ -150,7 +150,7 @@ class Inference:
         kwargs: Dict[str, Any],
         tensors: Sequence[IpuTensor],
     ) -> Any:
-        """What an operation returns, with :class:`Inferred` in the place of new tensors. An operation in place returns
+        """The result of an operation, with :class:`Inferred` in the place of new tensors. An operation in place returns
         its argument. Raises poptorch.Error where PopTorch cannot infer a shape.
 
         tensors: all of the device among the arguments.
@@ -223,7 +223,7 @@ class Inference:
 
 
 def _key(part: Any) -> Hashable:
-    """What stands for an argument in a comparison. Raises :class:`_Unknown` if nothing does."""
+    """The value that stands for an argument in a comparison. Raises :class:`_Unknown` if nothing does."""
     kind = type(part)
     if kind is IpuTensor:
         return part.laid  # type: ignore[no-any-return]  # as the class says
@@ -316,7 +316,7 @@ class Trace(TorchDispatchMode):
 
     @property
     def listens(self) -> bool:
-        """Whether this trace records the current thread, and is not inferring a shape at the moment."""
+        """True if this trace records the current thread, and is not inferring a shape at the moment."""
         return running() is self and not self._aside
 
     def input(self, tensor: Tensor) -> IpuTensor:
@@ -485,7 +485,7 @@ class Trace(TorchDispatchMode):
         return results
 
     def _constant(self, name: str, tensors: Sequence[IpuTensor]) -> bool:
-        """Whether PopTorch knows the results when it compiles, and has the host evaluate them."""
+        """True if PopTorch knows the results when it compiles, and has the host evaluate them."""
         if name in SHAPED:
             return True
         if name.rstrip("_") in RANDOM:

@@ -66,7 +66,7 @@ class Views:
         self._owners: Dict[int, Layout] = {}
 
     def constant(self, number: int) -> bool:
-        """Whether PopTorch knows the value when it compiles."""
+        """True if PopTorch knows the value when it compiles."""
         return self._views[number].constant
 
     def create(self, number: int, laid: Layout, constant: bool = False, outer: bool = False) -> None:
@@ -123,7 +123,7 @@ class Views:
 
 
 def kind_of(name: str, args: Tuple[object, ...]) -> str:
-    """What kind of a view an operation makes."""
+    """The kind of view that an operation makes."""
     if name == "slice" and len(args) > 4 and args[4] != 1:
         return "slice by steps"
     if name in SLICES:
@@ -154,14 +154,14 @@ def _box(view: Layout, owner: Layout) -> Box:
 
 
 def _meet(one: Box, other: Box) -> bool:
-    """Whether two parts may have an element in common."""
+    """True if two parts may have an element in common."""
     if one is None or other is None:
         return True
     return all(a < d and c < b for (a, b), (c, d) in zip(one, other))
 
 
 def _within(part: Box, whole: Box) -> bool:
-    """Whether a part surely is a part of another."""
+    """True if a part surely is a part of another."""
     if part is None or whole is None:
         return False
     return all(c <= a and b <= d for (a, b), (c, d) in zip(part, whole))

@@ -234,7 +234,7 @@ class Wrapped:
 
 
 def is_wrapped(model: nn.Module) -> bool:
-    """Whether this module is wrapped for training, by a wrapper that still exists."""
+    """True if this module is wrapped for training, by a wrapper that still exists."""
     return isinstance(model, Wrapped) and type(model)._poptorch_refresh() is not None
 
 

@@ -18,7 +18,7 @@ class OutputMode(enum.IntEnum):
 
 
 class ReductionType(enum.IntEnum):
-    """How gradients of micro batches and replicas become one."""
+    """Reduction of the gradients of micro batches and replicas to one."""
 
     Sum, Mean, NoReduction = range(3)
 
@@ -36,25 +36,25 @@ class ConnectionType(enum.IntEnum):
 
 
 class DataLoaderMode(enum.IntEnum):
-    """Whether batches are made by a process of their own."""
+    """Process that makes batches: the caller's or its own."""
 
     Sync, Async, AsyncRebatched = range(3)
 
 
 class SharingStrategy(enum.IntEnum):
-    """How an asynchronous data loader hands its data set to its process."""
+    """Ways in which an asynchronous data loader hands its data set to its process."""
 
     SharedMemory, FileSystem, Fork, ForkServer = range(4)
 
 
 class CommGroupType(enum.IntEnum):
-    """How replicas form groups: all in one, neighbours, every n-th, or each for itself."""
+    """Groups of replicas: all in one, neighbours, every n-th, or each for itself."""
 
     All, Consecutive, Orthogonal, NoGrouping = range(4)
 
 
 class VariableRetrievalMode(enum.IntEnum):
-    """What is read of a variable that replicas hold in groups."""
+    """Copies that are read of a variable that replicas hold in groups."""
 
     OnePerGroup, AllReplicas = 0, 2
 
@@ -66,25 +66,25 @@ class SyncPattern(enum.IntEnum):
 
 
 class HalfFloatCastingBehavior(enum.IntEnum):
-    """How an operation on float16 and float32 casts: since PopTorch 3 always as PyTorch does."""
+    """Casts of an operation on float16 and float32: since PopTorch 3 always as PyTorch's."""
 
     FloatDowncastToHalf, HalfUpcastToFloat, Default = range(3)
 
 
 class AutoStage(enum.IntEnum):
-    """How blocks get their pipeline stage: that of their IPU, or one each."""
+    """Pipeline stage of a block: that of its IPU, or one each."""
 
     SameAsIpu, AutoIncrement = range(2)
 
 
 class Liveness(enum.IntEnum):
-    """What phased execution keeps on the chip between phases."""
+    """Values that phased execution keeps on the chip between phases."""
 
     AlwaysLive, OffChipAfterFwd, OffChipAfterFwdNoOverlap, OffChipAfterEachPhase = range(4)
 
 
 class MultiConvPlanType(enum.IntEnum):
-    """Whether grouped convolutions run side by side."""
+    """Plan of grouped convolutions: side by side or in turn."""
 
     Parallel, Serial = range(2)
 
@@ -99,7 +99,7 @@ class MatMulSerializationMode(enum.Enum):
 
 
 class OverlapMode(enum.Enum):
-    """How early the host copies an input."""
+    """Time at which the host copies an input."""
 
     NoOverlap = "no_overlap"
     OverlapAccumulationLoop = "overlap_accumulation_loop"

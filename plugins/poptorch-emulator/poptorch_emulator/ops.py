@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from ._arguments import leaves, tree_map
 from ._errors import cpp_error, not_modelled, py_error
 from ._graph import reduced
 from ._tensor import IpuTensor
 from ._trace import running
+from .arguments import leaves, tree_map
 from .enums import MatMulSerializationMode, MultiConvPlanType, OverlapMode
 
 __all__ = [
@@ -121,7 +121,7 @@ def _write(title: str, values: Tensor, style: Style) -> None:
 
 
 def isRunningOnIpu() -> bool:
-    """Whether a model is compiled at this moment: its ``forward`` asks, to tell device from host."""
+    """True if a model is compiled at this moment: its ``forward`` asks, to tell device from host."""
     return running() is not None
 
 

@@ -6,10 +6,10 @@ Rules of this module:
   model is wrapped, and again at ``setOptimizer``. torch's schedulers change them as they do in torch's own.
 - An argument that is left ``None`` has torch's default (LAMB's is in :class:`LAMB`) and is a *constant* of the compiled
   program, a learning rate too: changing it later is an error. One that is given is a *variable*. ``variable_attrs``
-  says which, and changes it. :mod:`_hyperparameters` says which settings are followed.
+  says which, and changes it. :mod:`.hyperparameters` says which settings are followed.
 - The state, such as moments, is on the device. ``state_dict()`` reads it from there, under ``ipu_state``, and
   ``load_state_dict`` has it written there before the next update, or when the model is compiled. The
-  :class:`~poptorch_emulator._update.Updater` that holds the state attaches itself (:meth:`Optimizer.attach`); without
+  :class:`~poptorch_emulator.update.Updater` that holds the state attaches itself (:meth:`Optimizer.attach`); without
   one, ``state_dict()`` has what was read or loaded last.
 """
 
@@ -59,7 +59,7 @@ class VariableAttributes:
 
 
 class Optimizer(torch.optim.Optimizer):
-    """What PopTorch's optimisers add to torch's."""
+    """Base of the optimisers: what PopTorch adds to torch's."""
 
     #: The names of the constructor's arguments, in PopTorch's order. Left out or None is not given.
     _arguments = "params"
@@ -111,11 +111,11 @@ class Optimizer(torch.optim.Optimizer):
         self._device = None
 
     def has_state(self) -> bool:
-        """Whether there is a state to start from: one that was read from a device, or loaded."""
+        """True if there is a state to start from: one that was read from a device, or loaded."""
         return self._state_dict["ipu_state"] is not None and self._state_dict["ipu_param"] is not None
 
     def device_state(self) -> DeviceState:
-        """What was read from a device, or loaded."""
+        """The state that was read from a device, or loaded."""
         return self._state_dict
 
     def _read(self) -> None:

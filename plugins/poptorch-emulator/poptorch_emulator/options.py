@@ -19,8 +19,8 @@ from typing import Any, Callable, Dict, List, NoReturn, Optional, TypeVar
 
 import torch
 
-from ._blocks import ExecutionStrategy, PipelinedExecution
 from ._errors import not_modelled, py_error
+from .blocks import ExecutionStrategy, PipelinedExecution
 from .enums import (
     CommGroupType,
     ConnectionType,
@@ -410,7 +410,7 @@ class Options(OptionsDict):
         self.set(output_mode=output_mode, output_return_period=output_return_period or 1)
 
     def defaultOutputMode(self) -> bool:
-        """Whether the output mode was left to PopTorch."""
+        """True if the output mode was left to PopTorch."""
         return bool(self.output_mode == OutputMode.Default)
 
     @_setter
@@ -439,7 +439,7 @@ class Options(OptionsDict):
 
     @_setter
     def setExecutionStrategy(self, strategy: ExecutionStrategy) -> None:
-        """How blocks become stages of a pipeline; checked while a model is compiled, without effect on numbers."""
+        """Set how blocks become stages of a pipeline; checked while a model is compiled, without effect on numbers."""
         _check_kind("strategy", strategy, ExecutionStrategy, "an execution strategy")
         self._execution_strategy = strategy
 
@@ -458,7 +458,7 @@ class Options(OptionsDict):
 
     @_setter
     def relaxOptimizerAttributesChecks(self, relax: bool = True) -> None:
-        """Whether attributes that an optimiser has too many are logged as DEBUG rather than as WARNING."""
+        """Log the attributes that an optimiser has too many as DEBUG rather than as WARNING."""
         self._relax_optimizer_checks = relax
 
     #: The buffers that ``copyNamedBuffersToDevice`` copies; of the model's floating-point buffers.

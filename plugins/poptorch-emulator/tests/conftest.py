@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from each_test import pytest_pycollect_makemodule, pytest_pyfunc_call, pytest_runtest_setup  # noqa: F401
-from poptorch_emulator import _devices as devices
+from poptorch_emulator import devices
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import poptorch_emulator as poptorch
+import refusals
 
 END = (
     "\nThis error occurred because the inputs passed at runtime don't match the inputs used to compile the model.\nTo "
@@ -85,7 +86,7 @@ class TestFrozen:
 
     @pytest.mark.usefixtures("several_devices")
     def test_random_numbers_of_the_device(self):
-        """What the device draws is drawn anew, repeatably by the seed, and leaves the host's generator alone."""
+        """The device draws anew, repeatably by the seed, and leaves the host's generator alone."""
 
         class Net(nn.Module):
             def forward(self, x):
@@ -100,28 +101,13 @@ class TestFrozen:
 
 
 class TestParsing:
-    """How arguments are matched with forward."""
+    """Arguments as they are matched with forward."""
 
     def test_defaults_and_names(self):
         """Defaults are filled in, and a parameter may be given by name."""
         executor = poptorch.inferenceModel(Model())
         assert torch.equal(executor(ones(2)), ones(2) * 2)
         assert torch.equal(executor(x=ones(2), scale=2), ones(2) * 2)
-
-    @pytest.mark.parametrize(
-        ("args", "kwargs", "error", "text"),
-        [
-            ((ones(2), 1, None, None, None), {}, AssertionError, r"Too many .*: expected \['x', .*\] \(4\) but got 5"),
-            ((ones(2),), {"y": 1}, AssertionError, "y is not a valid parameter"),
-            ((ones(2),), {"x": ones(2)}, AssertionError, "Parameter x was passed more than once"),
-            ((), {"scale": 2}, poptorch.Error, "Mandatory parameter x missing"),
-            ((ones(2, dtype=torch.complex64),), {}, poptorch.Error, r"Unsupported input type torch\.complex64"),
-        ],
-    )
-    def test_refused(self, args, kwargs, error, text):
-        """What forward does not take, what is missing, and what the device has not."""
-        with pytest.raises(error, match=text):
-            poptorch.inferenceModel(Model())(*args, **kwargs)
 
     def test_variadic(self):
         """Any number of arguments, if forward takes them."""
@@ -181,7 +167,7 @@ class TestComparison:
         ],
     )
     def test_texts(self, first, later, text):
-        """What differs is named, with PopTorch's text."""
+        """A difference is named, with PopTorch's text."""
         executor = poptorch.inferenceModel(Model())
         executor(*first)
         with pytest.raises(poptorch.Error) as caught:
@@ -203,7 +189,7 @@ class TestComparison:
             assert executor([{"b": b, "a": a}], b=b, a=a).item() == x / y + x - y
 
     def test_number(self):
-        """As many positional arguments as at first."""
+        """The number of positional arguments stays that of the first call."""
         executor = poptorch.inferenceModel(Variadic())
         executor(ones(1), ones(1))
         with pytest.raises(poptorch.Error) as caught:
@@ -235,3 +221,6 @@ class TestBatch:
         assert poptorch.inferenceModel(Model())(torch.tensor(1.0)).item() == 2
         with pytest.raises(AssertionError, match=r"the batch dimension \(1\) must be a multiple"):
             poptorch.inferenceModel(Model(), poptorch.Options().deviceIterations(2))(torch.tensor(1.0))
+
+
+test_refused = refusals.table(__file__, globals())

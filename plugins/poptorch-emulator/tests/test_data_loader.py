@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, Dataset, IterableDataset, SequentialSampler, TensorDataset
 
-from poptorch_emulator._arguments import Batching
-from poptorch_emulator._data import DataLoader
-from poptorch_emulator._errors import Error
+import refusals
+from poptorch_emulator import DataLoader, Error
+from poptorch_emulator.arguments import Batching
 from poptorch_emulator.enums import CommGroupType, DataLoaderMode
 from poptorch_emulator.options import Options
 
@@ -52,10 +52,6 @@ class TestSignature:
             ("rebatched_worker_size", None),
             ("batch_sampler", None),
         ]
-
-    def test_options_of_another_type(self):
-        with pytest.raises(AssertionError, match=r"options must be a poptorch\.Options, got None"):
-            DataLoader(None, samples(2))
 
 
 class TestE8:
@@ -172,16 +168,5 @@ class TestAsynchronous:
         assert numbers(asynchronous) == numbers(DataLoader(options, samples(9), batch_size=2))
         assert asynchronous.terminate() is None
 
-    @pytest.mark.parametrize(
-        ("keywords", "error", "says"),
-        [
-            ({"mode": 1}, AssertionError, r"mode must be a poptorch\.DataLoaderMode"),
-            ({"mode": DataLoaderMode.AsyncRebatched}, Error, "AsyncRebatched is not modelled by the emulator"),
-            ({"async_options": {"rebatched_size": 2}}, AssertionError, "manually specify the rebatched_size"),
-            ({"async_options": {"buffers": 2}}, TypeError, "async_options has buffers; AsynchronousDataAccessor takes"),
-            ({"drop_last": False}, AssertionError, "'drop_last=False' option from the DataLoader only works if"),
-        ],
-    )
-    def test_refuses(self, keywords, error, says):
-        with pytest.raises(error, match=says):
-            DataLoader(Options(), samples(4), batch_size=2, **{"mode": DataLoaderMode.Async, **keywords})
+
+test_refused = refusals.table(__file__, globals())

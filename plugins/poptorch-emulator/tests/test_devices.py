@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import poptorch_emulator as poptorch
-from poptorch_emulator import _devices as devices
+from poptorch_emulator import devices
 
 
 def inference(net=None, options=None):
@@ -54,7 +54,7 @@ class TestMachine:
         inference()
 
     def test_several_devices(self, monkeypatch):
-        """As many executors as there are devices."""
+        """One executor for each device."""
         monkeypatch.setenv(devices.VARIABLE, "2")
         held = [inference(), inference()]
         with pytest.raises(poptorch.Error, match="has 2 device"):

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import poptorch_emulator as poptorch
+import refusals
 from emulated_nets import Apply
 from poptorch_emulator import traced
 
@@ -57,7 +58,7 @@ class TestPrinting:
 
 
 class TestComputed:
-    """What is one operation for PopTorch."""
+    """Functions that are one operation for PopTorch."""
 
     def test_dynamic_slices(self):
         x, start = x_of(8), torch.tensor([3])
@@ -65,13 +66,6 @@ class TestComputed:
         zeros = torch.zeros(3)  # not a factor of 8, which an update need not be
         graph = traced(lambda x, y, i: poptorch.dynamic_update(x, y, 0, i, 3), x, zeros, start)
         assert torch.equal(graph(x, zeros, start), torch.cat([x[:3], zeros, x[6:]]))
-
-    @pytest.mark.parametrize(
-        ("size", "text"), [(0, "must be different"), (-1, "end less than the start"), (3, "must be a factor of the")]
-    )
-    def test_sizes_of_slices(self, size, text):
-        with pytest.raises(poptorch.Error, match=text):
-            traced(lambda x, i: poptorch.dynamic_slice(x, 0, i, size, 1), x_of(8), torch.tensor([0]))
 
     def test_nearest(self):
         x, y = x_of(5, 2), x_of(4, 2, seed=1)
@@ -108,19 +102,6 @@ def test_no_effect():
         return poptorch.set_overlap_for_output(out, MODE)
 
     assert torch.equal(traced(function, x)(x), torch.conv1d(x, torch.ones_like(layer.weight)))
-
-
-@pytest.mark.parametrize(
-    ("function", "what"),
-    [
-        (lambda x: poptorch.set_overlap_for_input(x + 1, MODE), "input applied on a node which is not a tensor input"),
-        (lambda x: poptorch.set_overlap_for_output(x, MODE) + 1, "output applied on a node which is not a tensor"),
-    ],
-)
-def test_overlap(function, what):
-    """It is for what comes in and what goes out."""
-    with pytest.raises(poptorch.Error, match=f"poptorch.set_overlap_for_{what}"):
-        traced(function, x_of(3))
 
 
 @pytest.mark.parametrize(
@@ -220,3 +201,6 @@ def test_updatable_buffers():
     plain(torch.ones(1))
     with pytest.raises(poptorch.Error, match="No named buffers marked as updatable"):
         plain.copyNamedBuffersToDevice()
+
+
+test_refused = refusals.table(__file__, globals())

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import poptorch_emulator as poptorch
+import refusals
 from emulated_nets import Apply
 from poptorch_emulator import traced
 
@@ -122,29 +123,6 @@ def test_half_meets_float(in_half, weights_in_half, layer, shape):
     assert not torch.equal(layer.bias.detach(), before)
 
 
-@pytest.mark.parametrize(
-    ("function", "shape", "text"),
-    [
-        (nn.Upsample(scale_factor=2, mode="linear"), (1, 1, 4), "Unsupported upsample mode aten::upsample_linear1d"),
-        (nn.Upsample(size=(4, 6), mode="bilinear"), (1, 1, 2, 2), "by one factor, without a word"),
-        (
-            nn.Upsample(scale_factor=2, mode="bicubic", align_corners=True),
-            (1, 1, 2, 2),
-            r"Only support align_corners=False\.",
-        ),
-        (lambda x: torch.bincount(x.int()), (3,), "Bincount `minlength` must be specified and must be a constant"),
-        (
-            lambda x: F.ctc_loss(x.log_softmax(-1), torch.ones(1, 2).int(), torch.tensor([3]), torch.tensor([2])),
-            (3, 1, 4),
-            "aten::_ctc_loss is not modelled by the emulator",
-        ),
-    ],
-)
-def test_refused(function, shape, text):
-    with pytest.raises(poptorch.Error, match=text):
-        poptorch.inferenceModel(Apply(function))(x_of(*shape))
-
-
 def test_this_torch_only(monkeypatch):
     """An operation that only this torch makes of a function is not modelled; PopTorch's compiler is not blamed."""
     monkeypatch.setattr("poptorch_emulator._functions._POPTORCHS_TORCH", False)
@@ -167,3 +145,6 @@ def test_distributions(monkeypatch):
     assert not torch.equal(drawn, executor(p))
     with pytest.raises(ValueError, match="probs"):
         torch.distributions.Bernoulli(probs=torch.tensor(2.0))
+
+
+test_refused = refusals.table(__file__, globals())

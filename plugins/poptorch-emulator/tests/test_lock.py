@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from poptorch_emulator._devices import Lock
+from poptorch_emulator.devices import Lock
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")

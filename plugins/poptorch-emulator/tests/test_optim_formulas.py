@@ -101,7 +101,7 @@ class TestFormulas:
 
     @pytest.mark.parametrize("kind", TORCHS)
     def test_without_a_gradient(self, kind):
-        """What no gradient reaches does not even decay, and has no state."""
+        """A weight that no gradient reaches does not even decay, and has no state."""
         params = weights()
         device = Device(made(kind, params.values(), weight_decay=0.1), params)
         given = gradients(0, params)

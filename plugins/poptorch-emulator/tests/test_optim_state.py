@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 from emulated_optim import Device, error, host, weights
-from poptorch_emulator import optim
-from poptorch_emulator._errors import Error
+from poptorch_emulator import Error, optim
 
 POPTORCHS = [optim.SGD, optim.Adam, optim.AdamW, optim.RMSprop, optim.LAMB]
 

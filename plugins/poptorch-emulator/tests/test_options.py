@@ -10,9 +10,9 @@ import pickle
 import pytest
 import torch
 
-from poptorch_emulator import enums
-from poptorch_emulator._blocks import PipelinedExecution, ShardedExecution
-from poptorch_emulator._errors import Error
+import refusals
+from poptorch_emulator import Error, enums
+from poptorch_emulator.blocks import PipelinedExecution, ShardedExecution
 from poptorch_emulator.options import Options, TensorLocationSettings
 
 #: Group -> setter -> its arguments, as PopTorch 3.4 has them.
@@ -77,11 +77,7 @@ SIGNATURES = {
         "setOptimizerLocation": "location",
         "setAccumulatorLocation": "location",
     },
-    "_Popart": {
-        "set": "key, value",
-        "setPatterns": "patterns, level=2",
-        "setEngineOptions": "engine_options",
-    },
+    "_Popart": {"set": "key, value", "setPatterns": "patterns, level=2", "setEngineOptions": "engine_options"},
 }
 #: Setters that are taken and change nothing that a model computes.
 HARMLESS = [
@@ -230,11 +226,6 @@ class TestSetters:
         assert options.Training.accumulation_and_replication_reduction_type == enums.ReductionType.Sum
         assert options.useOfflineIpuTarget().connection_type == enums.ConnectionType.Never
 
-    @pytest.mark.parametrize(("group", "name", "given"), REFUSED)
-    def test_what_is_not_modelled_is_refused(self, group, name, given):
-        with pytest.raises(Error, match="is not modelled by the emulator"):
-            getattr(part(Options(), group), name)(*given)
-
     def test_processes_of_the_environment_are_refused_too(self, monkeypatch):
         monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
         with pytest.raises(Error, match=r"distributed execution is not modelled .* has 2 processes"):
@@ -246,57 +237,6 @@ class TestSetters:
         first = torch.rand(1)
         Options().randomSeed(5)
         assert torch.equal(torch.rand(1), first)
-
-
-class TestErrors:
-    @pytest.mark.parametrize(
-        ("call", "error", "says"),
-        [
-            (lambda o: o.deviceIteration(2), AttributeError, r"Invalid attribute deviceIteration\."),
-            (lambda o: o.Training.gradientAcumulation(2), AttributeError, r"Invalid attribute gradientAcumulation\."),
-            (lambda o: setattr(o, "iterations", 2), AssertionError, "Invalid option iterations, valid options are"),
-            (lambda o: setattr(o, "_mine", 2), AttributeError, "Invalid private attribute _mine"),
-            (
-                lambda o: o.deviceIterations(2.0),
-                AssertionError,
-                "Unexpected type <class 'float'> for option device_iterations. Expected <class 'int'>",
-            ),
-            (
-                lambda o: o.outputMode(enums.OutputMode.EveryN),
-                AssertionError,
-                "EveryN anchor must have output_return_period set to valid positive integer",
-            ),
-            (lambda o: o.outputMode(2), AssertionError, "output_mode must be a poptorch.OutputMode"),
-            (lambda o: o.randomSeed(1.0), AssertionError, "random_seed must be an int"),
-            (lambda o: o.setExecutionStrategy(None), AssertionError, "strategy must be an execution strategy"),
-            (lambda o: o.setAvailableMemoryProportion({"0": 1.0}), AssertionError, "Invalid key: 0"),
-            (
-                lambda o: o.Training.accumulationAndReplicationReductionType(enums.ReductionType.NoReduction),
-                ValueError,
-                "accumulationAndReplicationReductionType must be set to poptorch.ReductionType.Mean or",
-            ),
-            (
-                lambda o: o.Jit.traceModel(True),
-                ValueError,
-                r"options\.Jit\.traceModel\(True\) is no longer supported",
-            ),
-            (lambda o: o.Precision.halfFloatCasting(1), ValueError, "halfFloatCasting must be set to"),
-            (lambda o: o.Precision.enableFloatingPointExceptions(1), AssertionError, "needs to be set to a bool"),
-            (lambda o: o.Precision.setPartialsType(torch.int32), ValueError, "parameter to setPartialsType should be"),
-            (lambda o: o.TensorLocations.numIOTiles(33), AssertionError, "numIOTiles must be an even number between"),
-            (lambda o: o.deviceIterations(0), Error, r"deviceIterations must be 1 or more \(Got 0\)"),
-            (lambda o: o.Training.gradientAccumulation(-1), Error, "gradientAccumulation must be 1 or more"),
-        ],
-    )
-    def test_texts(self, call, error, says):
-        with pytest.raises(error, match=says):
-            call(Options())
-
-    def test_groups_that_do_not_fit_the_replicas(self):
-        options = Options().replicationFactor(3)
-        options.inputReplicaGrouping(2, enums.CommGroupType.Consecutive)
-        with pytest.raises(Error, match=r"input_group_size \(2\) must be a factor of the replication factor \(3\)"):
-            options.freeze()
 
 
 class TestFrozen:
@@ -321,3 +261,6 @@ class TestFrozen:
         twin = pickle.loads(pickle.dumps(options))
         assert repr(twin) == repr(options)
         assert twin.execution_strategy.stage("b")._stage_id == 1
+
+
+test_refused = refusals.table(__file__, globals())

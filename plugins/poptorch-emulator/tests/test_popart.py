@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from poptorch_emulator._trace import traced
+from poptorch_emulator import traced
 
 NAN, INF = math.nan, math.inf
 

@@ -126,7 +126,7 @@ class Echo(nn.Module):
     ],
 )
 def test_output_modes(mode, period, rows):
-    """What comes back of two iterations, two accumulated micro batches and two replicas, in the order of the inputs."""
+    """The results of two iterations, two accumulated micro batches and two replicas, in the order of the inputs."""
     executor = poptorch.trainingModel(Echo(), options_of(2, 2, 2, mode, period))
     x = torch.arange(8.0).repeat_interleave(3)
     got, total, _ = executor(x)
@@ -151,7 +151,7 @@ def test_input_groups():
 
 
 def test_writes_to_inputs():
-    """What forward writes into an input is in the caller's tensor after the call."""
+    """Writes of forward into an input are in the caller's tensor after the call."""
 
     class Writing(nn.Module):
         def forward(self, x, n):

@@ -9,8 +9,8 @@ Rules of this package:
 - What is compared is measured in one run, in turns.
 - ``spikecore`` declares the options of the command, and imports :mod:`spikecore_bench.command` when it runs.
 
-Entry points: :func:`spikecore_bench._run.prepare` and :func:`~spikecore_bench._run.measure`, which fill a
-:class:`~spikecore_bench._report.Report` under a :class:`~spikecore_bench._settings.Settings`.
+Entry points: :func:`spikecore_bench.run.prepare` and :func:`~spikecore_bench.run.measure`, which fill a
+:class:`~spikecore_bench.report.Report` under a :class:`~spikecore_bench.settings.Settings`.
 """
 
 __version__ = "0.1.0"

@@ -15,13 +15,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from spikecore_bench import _run as run
-from spikecore_bench._cases import Job
-from spikecore_bench._plot import check_suffix
-from spikecore_bench._plot import plot as draw
-from spikecore_bench._report import Report, from_json
-from spikecore_bench._settings import SUITES, Settings
-from spikecore_bench._tables import show
+from spikecore_bench import run
+from spikecore_bench.cases import Job
+from spikecore_bench.plot import check_suffix
+from spikecore_bench.plot import plot as draw
+from spikecore_bench.report import Report, from_json
+from spikecore_bench.settings import SUITES, Settings
+from spikecore_bench.tables import show
 
 
 def bench(

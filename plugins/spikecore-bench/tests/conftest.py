@@ -7,7 +7,7 @@ import gc
 import pytest
 
 from each_test import pytest_pycollect_makemodule, pytest_pyfunc_call, pytest_runtest_setup  # noqa: F401
-from spikecore_bench._timing import HostClock, Plan
+from spikecore_bench.timing import HostClock, Plan
 
 
 def pytest_unconfigure() -> None:

@@ -12,11 +12,11 @@ from bench_runs import TINY, Mutant, only, ran
 from plain_loop import EVERYTHING, Plain
 from spikecore.inspect import floor_words
 from spikecore.testing import installed
-from spikecore_bench import _implementations as implementations
-from spikecore_bench._peers import PEERS
-from spikecore_bench._report import from_json
-from spikecore_bench._settings import Settings, device_named
-from spikecore_bench._workloads import WORKLOADS
+from spikecore_bench import implementations
+from spikecore_bench.peers import PEERS
+from spikecore_bench.report import from_json
+from spikecore_bench.settings import Settings, device_named
+from spikecore_bench.workloads import WORKLOADS
 
 
 class Narrow(Plain):

@@ -10,10 +10,10 @@ import torch
 import spikecore as sc
 from bench_runs import TINY, Mutant, only, ran, shown
 from spikecore.testing import installed
-from spikecore_bench import _field as field
-from spikecore_bench import _field_cases as cases
-from spikecore_bench._machine import Peak
-from spikecore_bench._settings import FIELD, Settings
+from spikecore_bench import field
+from spikecore_bench import field_cases as cases
+from spikecore_bench.machine import Peak
+from spikecore_bench.settings import FIELD, Settings
 
 
 def test_a_linear_layer_is_beside_its_products() -> None:
@@ -40,8 +40,8 @@ def test_a_linear_layer_is_beside_its_products() -> None:
 
 def test_a_time_below_the_bound_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """Products and a copy that take a million times as long make every layer faster than the bound."""
-    fast = field._rate
-    monkeypatch.setattr(field, "_rate", lambda *arguments: 1e-6 * fast(*arguments))
+    fast = field.rate
+    monkeypatch.setattr(field, "rate", lambda *arguments: 1e-6 * fast(*arguments))
     rows = ran(replace(TINY, suites=("open-neuromorphic",), backends=("torch",))).rows
     assert "training: faster than the arithmetic's bound" in only(rows, "torch").detail
 

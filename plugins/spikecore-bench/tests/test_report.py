@@ -14,10 +14,9 @@ from rich.console import Console
 from bench_runs import Mutant
 from spikecore import cli
 from spikecore.testing import installed
-from spikecore_bench import _run as run
-from spikecore_bench import _tables as tables
-from spikecore_bench._report import Availability, Report, Row, from_json
-from spikecore_bench._settings import SUITES
+from spikecore_bench import run, tables
+from spikecore_bench.report import Availability, Report, Row, from_json
+from spikecore_bench.settings import SUITES
 
 REPORT = Report(
     {"date": "", "device": "cpu", "device_name": "a processor", "threads": 2, "spikecore": "0", "torch": "2"},
@@ -101,7 +100,7 @@ def test_command_shows_and_writes(tmp_path: Any) -> None:
 def test_picture_marks_what_differs() -> None:
     """Marks of the table: a name with a star, and the meaning of the star below."""
     pytest.importorskip("matplotlib")
-    from spikecore_bench import _plot
+    from spikecore_bench import plot
 
     case = {"neuron": "Linear + LIF", "dtype": "float32", "steps": 5, "neurons": 4, "batch": 2}
     figures = {"training_ms": 2.0, "training_bound_ms": 1.0}
@@ -109,12 +108,12 @@ def test_picture_marks_what_differs() -> None:
         Row("open-neuromorphic", case, name, status, "", figures)
         for name, status in (("torch", "ok"), ("Spyx", "differs"))
     ]
-    figure = _plot.figure_of(replace(REPORT, rows=rows))
+    figure = plot.figure_of(replace(REPORT, rows=rows))
     figure.canvas.draw()
     names = {label.get_text() for label in figure.axes[0].get_yticklabels()}
     assert {"torch", "Spyx *"} <= names
     assert [text.get_text() for text in figure.legends[0].get_texts()][1].startswith("* another equation")
-    _plot.pyplot().close(figure)
+    plot.pyplot().close(figure)
 
 
 def test_command_shows_and_draws_a_report_again(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,14 +10,11 @@ import pytest
 from bench_runs import TINY, Mutant, only, ran, shown
 from plain_loop import Plain
 from spikecore.testing import installed
-from spikecore_bench import _calls as calls
-from spikecore_bench import _layouts as layouts
-from spikecore_bench import _models as models
-from spikecore_bench import _networks as networks
-from spikecore_bench._report import Report
-from spikecore_bench._run import measure, prepare
-from spikecore_bench._timing import Plan, Timing, interleave
-from spikecore_bench._workers import Here
+from spikecore_bench import calls, layouts, models, networks
+from spikecore_bench.report import Report
+from spikecore_bench.run import measure, prepare
+from spikecore_bench.timing import Plan, Timing, interleave
+from spikecore_bench.workers import Here
 
 
 def test_every_subject_has_its_rows() -> None:
@@ -38,7 +35,7 @@ def test_calls_are_beside_a_function_that_allocates() -> None:
     with installed(Mutant):
         report = ran(replace(TINY, suites=("calls",), size=40, backends=("torch", "mutant")))
     rows = report.of("calls")
-    names = list(calls._neurons(10))
+    names = list(calls.neurons(10))
     yardsticks = [calls.YARDSTICK, "allocating function with a parameter", "ReLU"]
     ours = [f"{backend}, {name}" for backend in ("mutant", "torch") for name in names]
     assert [row.implementation for row in rows] == yardsticks + ours

@@ -38,6 +38,6 @@ def spikecore_backends() -> List[BackendInfo]:
             capabilities=CAPABILITIES,
             probe=_probe,
             install_hint="apt install gcc",
-            api=(1, 4),
+            api=(1, 5),
         )
     ]

@@ -14,6 +14,9 @@ from spikecore_c import CAPABILITIES
 from spikecore_c.building import built
 from spikecore_c.writer import BackwardWriter, ForwardWriter, Kernel
 
+#: Numbers of a step that the gradient of an input that broadcasts is added to, at least: a few long sums lose digits.
+SPAN = 256
+
 
 class CBackend(KernelBackend):
     """Neurons one after the other on one thread, each through all its steps. float32 and float64.
@@ -23,6 +26,8 @@ class CBackend(KernelBackend):
 
     name = "c"
     capabilities = CAPABILITIES
+    shortest_period = 1
+    sums_periods = True
 
     def forward(self, plan: ForwardPlan) -> Forward:
         return Forward(plan)
@@ -56,9 +61,12 @@ class Backward:
         """Fill the tensors that the kernel writes; gives the parameters' gradients, one number per neuron each."""
         plan = self._plan
         sums = [torch.empty(geometry.neurons, dtype=plan.compute) for _ in plan.learn]
+        period = max(geometry.period, 1)
+        span = min(geometry.neurons, -(-SPAN // period) * period)
+        sums += [torch.zeros(geometry.steps, span, dtype=plan.compute) for _ in plan.summed]
         # the states of one neuron before each step
         history = [torch.empty(geometry.steps, dtype=plan.compute) for _ in plan.recomputed_states]
-        self._function(geometry, (*groups, sums, history))
+        self._function(geometry, (*groups, sums, history), span)
         return sums
 
 
@@ -71,11 +79,12 @@ class Function:
         arguments = [kinds.get(argument.kind, ctypes.c_int64) for argument in kernel.arguments]
         self._call = built(kernel.name, kernel.text)
         self._call.argtypes, self._call.restype = [ctypes.c_int64, ctypes.c_int64, *arguments], None
-        order = {name: place for place, name in enumerate((*groups, "history"))}
+        order = {name: place for place, name in enumerate((*groups, "history", ""))}
         self._places = [(a.kind, order[a.group], a.number) for a in kernel.arguments]
 
-    def __call__(self, geometry: Geometry, groups: Any) -> None:
+    def __call__(self, geometry: Geometry, groups: Any, span: int = 0) -> None:
         """Run it on these tensors. The GIL is free meanwhile."""
+        sizes = {"period": geometry.period, "span": span}
         values: List[Any] = []
         for kind, group, number in self._places:
             if kind == "pointer":
@@ -84,6 +93,8 @@ class Function:
                 values.append(groups[group][number].stride(0))
             elif kind == "number":
                 values.append(groups[group][number])
+            elif kind in sizes:
+                values.append(sizes[kind])
             else:
                 values.append(geometry.channels[number][kind == "channels"])
         self._call(geometry.steps, geometry.neurons, *values)

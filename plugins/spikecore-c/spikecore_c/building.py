@@ -34,7 +34,7 @@ def built(name: str, text: str) -> Any:
 
 @functools.lru_cache(maxsize=None)
 def _version(command: str) -> str:
-    """What the compiler says that it is."""
+    """The compiler's name and version."""
     return subprocess.run([command, "--version"], capture_output=True, text=True, check=True).stdout
 
 

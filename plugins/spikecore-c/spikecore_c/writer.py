@@ -25,6 +25,8 @@ from spikecore.lang.c import NO_CONTRACTION, C11Printer, helpers
 
 #: What a tensor of one step is read and written at: the neuron.
 AT = "[i]"
+#: Place of the neuron in a step of an input of each kind.
+PLACES = {"": " + i", "period": " + in_period", "step": ""}
 
 
 class Kernel(NamedTuple):
@@ -55,7 +57,8 @@ class Writer(KernelWriter):
     def all(self, name: str, group: str, index: int) -> str:
         """A tensor of all steps, at step and neuron. One step that stands for all has stride 0."""
         step = "neurons" if group in FILLED else self.argument(f"{name}_step", "stride", group, index)
-        return f"{self.argument(name, 'pointer', group, index)}[t * {step} + i]"
+        place = PLACES[self.input_kind(index) if group == "inputs" else ""]
+        return f"{self.argument(name, 'pointer', group, index)}[t * {step}{place}]"
 
     def declared(self, name: str, value: str) -> str:
         """A variable that changes."""
@@ -140,6 +143,8 @@ class Writer(KernelWriter):
 
     def finished(self, uniform: List[str], of_neuron: List[str]) -> Kernel:
         """The kernel: ``uniform`` lines come once, ``of_neuron`` for every neuron."""
+        if "in_period" in "\n".join(of_neuron):
+            of_neuron = [f"const int64_t in_period = i % {self.argument('period', 'period')};", *of_neuron]
         arguments = self.arguments.all()
         head = [f"void {self.name}(", *filled([f"{word}," for word in self._declarations(arguments)], 112)]
         head[-1] = head[-1].rstrip(",")
@@ -261,9 +266,13 @@ class BackwardWriter(Writer):
             if name in plan.carried_cotangents:
                 lines.append(f"{self.carried(name)} += {self.all(f'{self.carried(name)}_trace', 'grad_trace', k)};")
         lines += self.printer.block(plan.roots, names, program.labels, name_roots=False)
-        for k, index in enumerate(plan.wanted):
+        for k, index in enumerate(plan.written):
             tensor = self.all(f"grad_{self.input(program.inputs[index])}s", "grad_inputs", k)
             lines.append(f"{tensor} = {self.value(adjoint.inputs[index], names)};")
+        for k, index in enumerate(plan.summed, len(plan.learn)):
+            name, span = f"grad_{self.input(program.inputs[index])}_sums", self.argument("span", "span")
+            tensor = self.argument(name, "pointer", "grad_params", k)
+            lines.append(f"{tensor}[t * {span} + i % {span}] += {self.value(adjoint.inputs[index], names)};")
         lines += [f"{sums[name]} += {self.value(node, names)};" for name, node in zip(plan.learn, adjoint.params)]
         of_states = dict(zip(program.states, adjoint.states))
         return [*lines, *self.moved({self.carried(name): of_states[name] for name in plan.carried_cotangents}, names)]

@@ -1,4 +1,4 @@
-"""What the machine's compiler is asked for, and what is said where it cannot do it."""
+"""Requests to the machine's compiler, and errors where it cannot do them."""
 
 from __future__ import annotations
 

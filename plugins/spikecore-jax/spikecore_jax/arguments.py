@@ -1,4 +1,4 @@
-"""What a pure function of a neuron is given: checked by name, and brought to the shapes that its steps compute with."""
+"""Arguments of a pure function of a neuron: checked by name, and brought to the shapes that its steps compute with."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class JaxBackend(KernelBackend):
 
 
 class Arguments(NamedTuple):
-    """What a compiled function gets beside the tensors of a call, each as an argument, so that XLA knows none."""
+    """Arguments of a compiled function beside the tensors of a call, so that XLA knows none of their values."""
 
     #: An unsigned 0 of as many bits as a number of arithmetic has.
     zero: Any

@@ -25,7 +25,8 @@ power-gradient-zero power-gradient-infinite minimum minimum-gradient maximum max
 div-gradient div-gradient-zero div-gradient-infinite ge gt le lt eq ne and clamp-below clamp-below-gradient
 clamp-above clamp-above-gradient clamp clamp-gradient select select-gradient surrogate-leakykrelu-gradient
 surrogate-logtailedrelu-gradient constant-infinite constant-zero constant-subnormal constant-inexact
-constant-large constant-beyond-float32 input-gradient-bfloat16
+constant-large constant-beyond-float32 input-gradient-bfloat16 ceil rsqrt rsqrt-gradient-infinite remainder
+remainder-gradient
 """
 EXPECTED: Dict[str, ExpectedFailure] = {
     **{f"edges/{name}": _BESIDE for name in _EDGES.split()},

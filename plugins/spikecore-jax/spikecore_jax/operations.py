@@ -47,7 +47,7 @@ def _bits(value: float) -> int:
 
 
 def approximates() -> bool:
-    """Whether JAX has a device whose float32 quotients and roots are approximate; numbers of its other devices are
+    """True if JAX has a device whose float32 quotients and roots are approximate; numbers of its other devices are
     right either way. (With ``lax.platform_dependent`` JAX 0.6 cannot derive a scan.)
     """
     for platform in INEXACT:

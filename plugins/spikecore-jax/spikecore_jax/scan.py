@@ -23,7 +23,7 @@ Group = Sequence[Any]
 
 
 class Values(NamedTuple):
-    """What the steps of a call compute with.
+    """The values that the steps of a call compute with.
 
     params: one for each parameter of the program, in the dtype of arithmetic, that broadcasts against ``[*N]``. shape:
     the sizes N. steps: how many steps the call has where arrays have more, else None.
@@ -40,7 +40,7 @@ class Values(NamedTuple):
         return jnp.broadcast_to(jnp.asarray(self.table.lifted(value), self.compute), self.shape)
 
     def first(self, state: Group) -> List[Any]:
-        """What a loop over steps begins with: within ``shard_map`` it must vary over devices as the results do."""
+        """Initial value of a loop over steps: within ``shard_map`` it must vary over devices as the results do."""
         return [self.table.kept(value) for value in state]
 
     def real(self, t: Any, new: Group, old: Group) -> List[Any]:

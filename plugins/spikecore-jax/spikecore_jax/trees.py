@@ -6,7 +6,7 @@ from typing import Any
 
 
 def at(module: Any, name: str) -> Any:
-    """What is at ``layers.0.learnt.tau``: attributes, numbers of lists, keys of dictionaries.
+    """The value at ``layers.0.learnt.tau``: attributes, numbers of lists, keys of dictionaries.
 
     Raises ``KeyError`` where there is nothing.
     """

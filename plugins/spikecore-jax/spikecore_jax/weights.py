@@ -151,7 +151,7 @@ def load(
 def converted(
     net: nn.Module, names: Mapping[str, str], library: str = "flax", state: Optional[Mapping[str, Tensor]] = None
 ) -> Dict[str, Any]:
-    """As :func:`load`, of a ``state_dict``; None for that of ``net``."""
+    """Weights of :func:`load`, of a ``state_dict``; None for that of ``net``."""
     state = net.state_dict() if state is None else state
     found: Dict[str, Any] = {}
     for key, ours, layer, own, there, _ in _pairs(net, names, library):
@@ -201,7 +201,7 @@ def _pairs(
 
 
 def _entries(name: str, layer: nn.Module, library: str) -> Entries:
-    """What crosses over of a layer."""
+    """The entries of a layer that cross over."""
     if isinstance(layer, sc.Neuron):
         inside = "learnt." if library == "equinox" else ""
         learnt = [one for one, _ in layer.named_parameters(recurse=False) if one in layer.program.params]

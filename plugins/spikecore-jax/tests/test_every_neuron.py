@@ -44,7 +44,8 @@ class Stateless(sc.Neuron):
 
 
 def classes() -> List[str]:
-    return [*sc.neurons.MODELS, "EscapeNoise"]
+    # a function has a value of a vector by its name in the program, which a neuron has not
+    return [*[name for name in sc.neurons.MODELS if not sc.neurons.example(name).vectors], "EscapeNoise"]
 
 
 def neuron_of(name: str, **options: Any) -> sc.Neuron:
@@ -96,12 +97,6 @@ def check(neuron: sc.Neuron, scale: float = 2.0) -> None:
 
 
 @pytest.mark.parametrize("name", classes())
-def test_numbers_of_a_neuron_are_float64(name: str) -> None:
-    """What is not learnt is a number, which float32 would round."""
-    check(neuron_of(name), LOUDER.get(name, 2.0))
-
-
-@pytest.mark.parametrize("name", classes())
 def test_all_parameters_are_learnt(name: str) -> None:
     """Gradients of each, those in ranges and those that states begin at included."""
     params = tuple(neuron_of(name).params)
@@ -121,7 +116,7 @@ OTHERS: Dict[str, Callable[[], sc.Neuron]] = {
 
 @pytest.mark.parametrize("name", list(OTHERS))
 def test_other_neurons(name: str) -> None:
-    """What a user writes."""
+    """Neurons that a user writes."""
     check(OTHERS[name]())
 
 

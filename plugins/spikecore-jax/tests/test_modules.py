@@ -26,7 +26,7 @@ def of_torch() -> tuple[np.ndarray, float]:
 
 
 def test_flax() -> None:
-    """What the neuron learns is an nnx.Param; spikes and its gradient are those of PyTorch."""
+    """Learnt parameters are each an nnx.Param; spikes and its gradient are those of PyTorch."""
     nnx = pytest.importorskip("flax.nnx", reason="flax is not installed")
     from spikecore_jax.nnx import Neuron
 

@@ -90,7 +90,7 @@ def test_copies_and_pickles_are_equal() -> None:
 
 
 def test_parameters_stay_in_their_ranges() -> None:
-    """As learnt ones of PyTorch under ``torch.func``: the nearest value inside, with derivative 1."""
+    """They do as learnt ones of PyTorch under ``torch.func``: the nearest value inside, with derivative 1."""
     neuron = sc.LIF(2.0, learn=("tau",), bounds={"tau": (1.5, 4.0)})
     f, x = spikecore_jax.function(neuron), torch.from_numpy(np.array(X))
 

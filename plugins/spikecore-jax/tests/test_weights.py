@@ -179,7 +179,7 @@ def test_batch_norm_of_equinox(name: str, mode: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("library", ["flax", "equinox"])
 def test_neurons(library: str) -> None:
-    """What a neuron learns, and nothing else of it."""
+    """The learnt parameters of a neuron, and nothing else of it."""
     net = nn.Sequential(
         sc.LIF(torch.linspace(1.5, 3.0, 4), threshold=torch.full((4,), 0.9), learn=("threshold",)), sc.LIF(2.0)
     )

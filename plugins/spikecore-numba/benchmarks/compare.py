@@ -38,7 +38,7 @@ class Quiet(sc.Neuron):
 
 
 def copy(x: Tensor, grad: Tensor) -> None:
-    """What moving the input once costs."""
+    """Cost of moving the input once."""
     x.detach().clone()
 
 
@@ -89,7 +89,7 @@ def by_index(x: Tensor) -> Iterable[Tensor]:
 
 
 def implementations() -> Dict[str, Implementation]:
-    """What is installed, by name."""
+    """The implementations that are installed, by name."""
     found: Dict[str, Implementation] = {
         "copy of x": copy,
         "spikecore-numba LIF": train(sc.LIF(2.0, backend="numba")),

@@ -30,6 +30,7 @@ CAPABILITIES = Capabilities(
     normalised_shortcut=True,
     recurrent=True,
     feedback_options=True,
+    feedback_gates=True,
     torch_compile=True,
 )
 

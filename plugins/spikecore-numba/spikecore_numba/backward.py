@@ -14,10 +14,14 @@ from spikecore.kernels import BackwardPlan
 from spikecore.kernels.writing import indented, output_cotangent, state_cotangent, state_leaf
 from spikecore_numba.writer import HEAD, HISTORY_HEAD, SPAN, Source, Store, Writer
 
+#: The place of a neuron in a history, and that of what it adds to the gradient of a parameter.
+_AT, _OWN = "at = past + i", "own = origin + i"
+
 
 def adds_groups(plan: BackwardPlan) -> bool:
-    """Whether a block adds up the gradients of parameters over groups of neurons, which none has for itself."""
-    return bool(plan.learn) and plan.spec.feedback is None and "full" not in [plan.kinds[name] for name in plan.learn]
+    """True if a block adds up gradients of parameters and inputs over groups of neurons, which none has for itself."""
+    some = bool(plan.learn or plan.summed)
+    return some and plan.spec.feedback is None and "full" not in [plan.kinds[name] for name in plan.learn]
 
 
 class BackwardWriter(Writer):
@@ -28,6 +32,8 @@ class BackwardWriter(Writer):
     def __init__(self, plan: BackwardPlan) -> None:
         super().__init__(plan, "backward", [*plan.roots, *plan.following.values()])
         self._states = plan.recomputed_states
+        #: True if states are computed again: that before a single step is the first one.
+        self._kept = bool(self._states) and plan.spec.steps != 1
         #: The rows of an input's cotangent and of what comes back of it, where there is feedback.
         self._input, self._back = self.free("to_input"), self.free("back")
 
@@ -37,10 +43,10 @@ class BackwardWriter(Writer):
         body = [
             *self.starting(self._states),
             *self._first_cotangents(),
-            *(self._through_chunks(adjoint) if self._states else ["for t in range(steps - 1, -1, -1):", *adjoint]),
+            *(self._through_chunks(adjoint) if self._kept else ["for t in range(steps - 1, -1, -1):", *adjoint]),
             *(self._last_cotangents() if self.plan.state else ()),
         ]
-        head = HISTORY_HEAD if self._states else HEAD
+        head = HISTORY_HEAD if self._kept else HEAD
         return self.finished((*head, SPAN) if adds_groups(self.plan) else head, body, self._zero_sums())
 
     def _through_chunks(self, adjoint: List[str]) -> List[str]:
@@ -49,9 +55,9 @@ class BackwardWriter(Writer):
         rows = [self.row(self.local[leaf]) for leaf in leaves]
         history = [self.history(self.local[leaf]) for leaf in leaves]
         # the history has the states before each step, which the adjoint of the step is computed from
-        stores: List[Store] = [(leaf, f"{h}[past + i] = {{}}") for leaf, h in zip(leaves, history)]
+        stores: List[Store] = [(leaf, f"{h}[at] = {{}}") for leaf, h in zip(leaves, history)]
         stores += [(node, f"{row} = {{}}") for node, row in zip(self.plan.following.values(), rows)]
-        past = "past = (t - start) * width"
+        past, at_saved = "past = (t - start) * width", "at = saved + i"
         pairs = list(zip(history, rows))
         # several chunks compute most steps twice: a history of all steps would not fit a core's cache
         return [
@@ -65,11 +71,11 @@ class BackwardWriter(Writer):
                     # behind the steps of a chunk, a history has the states that each chunk starts from
                     "saved = (length + chunk) * width",
                     "if turn < chunks:",
-                    *indented(["for i in range(count):", *indented(f"{h}[saved + i] = {r}" for h, r in pairs)]),
+                    *indented(["for i in range(count):", *indented([at_saved, *(f"{h}[at] = {r}" for h, r in pairs)])]),
                     "else:",
-                    *indented(["for i in range(count):", *indented(f"{r} = {h}[saved + i]" for h, r in pairs)]),
+                    *indented(["for i in range(count):", *indented([at_saved, *(f"{r} = {h}[at]" for h, r in pairs)])]),
                     "for t in range(start, stop):",
-                    *indented([past, *self.loop(stores, self.step_loads())]),
+                    *indented([past, *self.step_loop(stores, self.step_loads(), [_AT])]),
                     "if turn >= chunks - 1:",
                     *indented(["for t in range(stop - 1, start - 1, -1):", *indented([past]), *adjoint]),
                 ]
@@ -80,9 +86,9 @@ class BackwardWriter(Writer):
         """The loop of one step backwards."""
         plan, program, adjoint = self.plan, self.program, self.plan.adjoint
         loads = self.step_loads()
-        for leaf in map(state_leaf, self._states):
+        for leaf in map(state_leaf, self._states if self._kept else ()):
             # the row has the state of the last recomputed step by now, the history those of all steps
-            loads[leaf] = partial("{}[past + i]".format, self.history(self.local[leaf]))
+            loads[leaf] = partial("{}[at]".format, self.history(self.local[leaf]))
         # cotangents that do not arrive are no tensors: their leaves are not in the adjoint
         for k, index in enumerate(plan.arriving):
             name = f"grad_{self.output_name(index)}"
@@ -91,20 +97,24 @@ class BackwardWriter(Writer):
             loads[state_cotangent(name)] = partial(self._cotangent, name)
         stores: List[Store] = []
         # an input gradient that nobody wants has no tensor to go to
-        for k, index in enumerate(plan.wanted):
+        for k, index in enumerate(plan.written):
             name = f"grad_{self.input(program.inputs[index])}s"
             stores.append((adjoint.inputs[index], self.stored(self.all(name, "grad_inputs", k))))
             if plan.spec.feedback is not None and plan.spec.feedback.into == index:
                 stores.append((adjoint.inputs[index], f"{self.row(self._input)} = {{}}"))
+        # without groups of neurons each number is the only one of its sum
+        to_sum = "{} += {{}}" if adds_groups(plan) else "{} = {{}}"
+        stores += [(adjoint.inputs[i], to_sum.format(self._input_sum(k))) for k, i in enumerate(plan.summed)]
         for name, node in zip(program.states, adjoint.states):
             if name in plan.carried_cotangents:
                 stores.append((node, f"{self.row(self.carried(name))} = {{}}"))
         # sums are one number per neuron: blocks run on several threads, and the order of additions is fixed
         for k, (param, node) in enumerate(zip(plan.learn, adjoint.params)):
             stores.append((node, f"{self._param_sum(param, k)} += {{}}"))
-        lines = self.loop(stores, loads)
+        places = [*([_AT] if self._kept else ()), *([_OWN] if adds_groups(plan) else ())]
+        lines = self.step_loop(stores, loads, places)
         if plan.spec.feedback is not None:
-            lines += self.product(self._back, self._input, self.printer.number(0.0))
+            lines += self.product(self._back, self._input, self.zero)
             lines += self._delayed() if plan.spec.feedback.delays else ()
         return lines
 
@@ -141,17 +151,28 @@ class BackwardWriter(Writer):
     def _param_sum(self, param: str, index: int) -> str:
         name = f"grad_{self.param(param)}s"
         if adds_groups(self.plan):
-            return f"{self.argument(name, 'pointer', 'grad_params', index)}[origin + i]"
+            return f"{self.argument(name, 'pointer', 'grad_params', index)}[own]"
         return self.one(name, "grad_params", index)
 
+    def _input_sum(self, index: int) -> str:
+        """Place of a sum at step and neuron, of the inputs whose gradients are summed."""
+        name = f"grad_{self.input(self.program.inputs[self.plan.summed[index]])}s"
+        tensor = self.argument(name, "pointer", "grad_params", len(self.plan.learn) + index)
+        return f"{tensor}[t * span + origin + i]" if adds_groups(self.plan) else f"{tensor}[t * neurons + first + i]"
+
     def _zero_sums(self) -> List[str]:
-        """The loop that sets the gradients of parameters to zero."""
-        lines = [f"{self._param_sum(param, k)} = {self.printer.number(0.0)}" for k, param in enumerate(self.plan.learn)]
-        return ["for i in range(count):", *indented(lines)] if lines else []
+        """The loops that set what is summed over groups of neurons to zero."""
+        params = [f"{self._param_sum(param, k)} = {self.zero}" for k, param in enumerate(self.plan.learn)]
+        inputs = [f"{self._input_sum(k)} = {self.zero}" for k in range(len(self.plan.summed))]
+        places = [_OWN] if adds_groups(self.plan) else []
+        lines = ["for i in range(count):", *indented([*places, *params])] if params else []
+        if inputs:
+            lines += ["for t in range(steps):", *indented(["for i in range(count):", *indented(inputs)])]
+        return lines
 
     def _first_cotangents(self) -> List[str]:
         """The loop that sets what is carried and summed: cotangents of the final state, or zero."""
-        plan, zero = self.plan, self.printer.number(0.0)
+        plan, zero = self.plan, self.zero
         lines = []
         for index, name in enumerate(self.program.states):
             if name in plan.carried_cotangents:

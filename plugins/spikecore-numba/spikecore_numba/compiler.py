@@ -39,10 +39,12 @@ DOUBLES = "doubles"
 #: Type of a value in memory: as Numba's name.
 _IN_MEMORY = {torch.float16: "uint16", torch.bfloat16: "uint16", torch.float32: "float32", torch.float64: "float64"}
 #: Passes of Numba for what no printed kernel has: functions and ``with`` inside of it, literals that choose code, loops
-#: over tuples. Numba looks through the whole kernel in each, and finds anew where every value lives.
+#: over tuples, a name of two types. Numba looks through the whole kernel in each, and in that of names once for every
+#: name that two loops have; and it finds anew where every value lives.
 _UNUSED = frozenset(
     "DeadBranchPrune FindLiterallyCalls InlineClosureLikes InlineInlinables InlineOverloads LiteralUnroll "
-    "LiteralPropagationSubPipelinePass MakeFunctionToJitFunction RewriteDynamicRaises WithLifting".split()
+    "LiteralPropagationSubPipelinePass MakeFunctionToJitFunction ReconstructSSA RewriteDynamicRaises "
+    "WithLifting".split()
 )
 _PROTOTYPE = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
 
@@ -57,7 +59,7 @@ def compiled(source: Source, dtype: torch.dtype, compute: torch.dtype) -> Functi
         *(_head_type(name, compute) for name in source.head),
         *(_type(a, dtype, compute) for a in source.arguments),
     )
-    key = _key(source, types)
+    key = kernel_key(source, types)
     with _lock:
         function = _functions.get(key)
         if function is None:
@@ -83,14 +85,15 @@ def _type(argument: Argument, dtype: torch.dtype, compute: torch.dtype) -> str:
     return _IN_MEMORY[compute] if argument.kind == "number" else "int64"
 
 
-def _key(source: Source, types: Tuple[str, ...]) -> str:
+def kernel_key(source: Source, types: Tuple[str, ...]) -> str:
+    """The name of a kernel's entry in the cache."""
     # comments have the names of a class and of its surrogate, of which the machine code does not depend
-    return f"{source.name}-{key_of(meaning(source.text, '#'), types, *_environment())}"
+    return f"{source.name}-{key_of(meaning(source.text, '#'), types, *environment())}"
 
 
 @functools.lru_cache(maxsize=None)
-def _environment() -> Tuple[str, ...]:
-    """What the machine code depends on beside the text."""
+def environment() -> Tuple[str, ...]:
+    """The facts that the machine code depends on beside the text."""
     # by pkgutil: the package may be in a zip file
     ours = [str(pkgutil.get_data("spikecore_numba", name)) for name in ("compiler.py", "functions.py")]
     versions = [importlib.metadata.version(name) for name in ("numba", "llvmlite")]
@@ -98,12 +101,12 @@ def _environment() -> Tuple[str, ...]:
         *ours,
         *versions,
         llvm.get_process_triple(),
-        *_processor(),
+        *processor(),
     )
 
 
 @functools.lru_cache(maxsize=None)
-def _processor() -> Tuple[str, str]:
+def processor() -> Tuple[str, str]:
     """Its name, and its features."""
     return llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
 
@@ -115,7 +118,7 @@ def _made(source: Source, types: Tuple[str, ...]) -> cache.Entry:
     """The compiled kernel. What Numba or LLVM cannot compile is a :class:`BackendError`."""
     try:
         with _no_collection():
-            return _compile(source, types)
+            return compile_source(source, types)
     except (BackendError, MemoryError):
         raise
     except Exception as error:
@@ -140,7 +143,8 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _compile(source: Source, types: Tuple[str, ...]) -> cache.Entry:
+def compile_source(source: Source, types: Tuple[str, ...]) -> cache.Entry:
+    """The machine code of a kernel."""
     try:
         import numba
         from numba.core.codegen import JITCodeLibrary
@@ -162,6 +166,7 @@ def _compile(source: Source, types: Tuple[str, ...]) -> cache.Entry:
 
         def __init__(self, *args: Any) -> None:
             super().__init__(*args)
+            self.state.typingctx = _Typing(self.state.typingctx)
             self.state.library = Text(self.state.targetctx.codegen(), source.name)
             flags = self.state.flags
             flags.noalias = True
@@ -186,6 +191,24 @@ def _compile(source: Source, types: Tuple[str, ...]) -> cache.Entry:
         set(re.findall(r"\bcall [^@\n]*@(\w+)\(", text)) - {f.name for f in module.functions if not f.is_declaration}
     )
     return cache.Entry(symbols, _machine().emit_object(module))
+
+
+class _Typing:
+    """Numba's rules of types, each asked once for one operation on values of these types."""
+
+    def __init__(self, rules: Any) -> None:
+        self._rules = rules
+        self._known: Dict[Any, Any] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._rules, name)
+
+    def resolve_function_type(self, function: Any, args: Any, keywords: Any) -> Any:
+        """The types of arguments and result that a function has for arguments of these types."""
+        key = (function, args, tuple(keywords.items()))
+        if key not in self._known:
+            self._known[key] = self._rules.resolve_function_type(function, args, keywords)
+        return self._known[key]
 
 
 def _numba_type(text: str) -> Any:
@@ -233,7 +256,7 @@ def _target() -> Any:
 
 def _machine() -> Any:
     """A new one each time: an engine owns the machine that it gets, and ends it."""
-    name, features = _processor()
+    name, features = processor()
     return _target().create_target_machine(name, features, opt=3, reloc="default", codemodel="jitdefault")
 
 

@@ -35,7 +35,7 @@ class ForwardWriter(Writer):
             *(self._first_output() if feedback is not None and not feedback.delays else ()),
             "for t in range(steps):",
             *indented(self._coming_back() if fed else ()),
-            *indented(self.loop(stores, loads)),
+            *indented(self.step_loop(stores, loads)),
             *(self._ending() if self.plan.final else ()),
         ]
         return self.finished(HEAD, body)
@@ -54,13 +54,13 @@ class ForwardWriter(Writer):
 
     def _first_output(self) -> List[str]:
         """The loop that gives the row of the last output its first values."""
-        zero, given = self.printer.number(0.0), self.plan.has_initial_state
+        zero, given = self.zero, self.plan.has_initial_state
         first = self.one("last_start", "state", len(self.program.states)) if given else zero
         return ["for i in range(count):", f"    {self.row(self._last)} = {first}"]
 
     def _coming_back(self) -> List[str]:
         """The loops of what comes back of the last output."""
-        feedback, bias = self.plan.spec.feedback, self.printer.number(0.0)
+        feedback, bias = self.plan.spec.feedback, self.zero
         if feedback is None:
             return []
         if feedback.bias:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import struct
+from functools import partial
+from math import lcm
 from operator import itemgetter
-from typing import Any, Callable, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Iterable, List, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor
@@ -13,11 +16,11 @@ from spikecore.kernels import BackwardPlan, ForwardPlan, Geometry
 from spikecore.kernels.writing import BACKWARD_GROUPS, FORWARD_GROUPS, Places
 from spikecore_numba.backward import adds_groups
 from spikecore_numba.compiler import Function, compiled
-from spikecore_numba.loops import TOTALS
+from spikecore_numba.loops import STEP_TOTALS, TOTALS
 from spikecore_numba.pages import prefer_large_pages
 from spikecore_numba.source import print_kernel
 from spikecore_numba.threads import WORTHWHILE, Scratch, over_blocks
-from spikecore_numba.writer import BLOCK, Source
+from spikecore_numba.writer import BLOCK, SHORTEST_PERIOD, Source
 
 OUTPUTS, TRACE = FORWARD_GROUPS.index("outputs"), FORWARD_GROUPS.index("trace")
 # which one it is of the groups of either direction
@@ -28,15 +31,47 @@ HISTORY = 1 << 18
 #: Neurons whose gradients of parameters are added up apart, about: blocks for many threads, and little memory. The same
 #: for any number of threads, since the order of a sum decides its bits.
 SPANNED = 1 << 14
+#: The neurons for one of whose sums a step has, about, where gradients of inputs are added up.
+SHARE = 16
+#: Numbers of the vectors that a loop over neurons takes at once, at most.
+VECTORS = 64
+#: Such sums of all steps that stay in a core's own cache.
+STEP_SUMS = 1 << 14
 #: Neurons of a block at least, where steps are many.
 NARROW = 128
 
-#: A launch of contiguous tensors: of all but those that are parameters in a row, and the parameters.
-Dense = Callable[[Sequence[Tensor], Sequence[Any]], Sequence[Tensor]]
+Plan = Union[ForwardPlan, BackwardPlan]
 _Pick = Callable[[Sequence[Any]], Sequence[Any]]
+#: A launch by the addresses of its kernel's tensors, and all parameters.
+_Run = Callable[[Iterable[int], Sequence[Any]], Sequence[Tensor]]
 
-_scratch = Scratch()
+_scratch, _CPU = Scratch(), torch.device("cpu")
 data_ptr = Tensor.data_ptr
+
+
+class Dense:
+    """A launch of contiguous tensors: of all but those that are parameters in a row, and the parameters."""
+
+    def __init__(self, run: _Run, pointers: _Pick) -> None:
+        self._run, self._pointers = run, pointers
+
+    def __call__(self, tensors: Sequence[Tensor], params: Sequence[Any]) -> Sequence[Tensor]:
+        """Launch on these tensors."""
+        return self._run(map(data_ptr, self._pointers((*tensors, *params))), params)
+
+    def steps(self, columns: Sequence[Any], params: Sequence[Any], count: int) -> Callable[[int], Sequence[Tensor]]:
+        """Implementation of :func:`spikecore.kernels._call.dense_of`: no tensor is made for a step."""
+        every = self._pointers((*columns, *[(value,) for value in params]))
+        rows, run = [*zip(*[_addresses(column, count) for column in every])], self._run
+        return lambda step: run(rows[step], params)
+
+
+def _addresses(column: Any, count: int) -> Sequence[int]:
+    """The address of a column at each step."""
+    if not isinstance(column, Tensor):
+        return [*map(data_ptr, column)] * (count if len(column) == 1 else 1)
+    first, apart = column.data_ptr(), column.stride(0) * column.element_size()
+    return range(first, first + count * apart, apart) if apart and len(column) == count else [first] * count
 
 
 class Forward:
@@ -52,6 +87,7 @@ class Forward:
         kernel, scratch_bytes = self.kernel, self._bytes
         steps, neurons = geometry[:2]
         width, work_size = blocks_of(self.plan, geometry, groups)
+        further = period_of(geometry)
         if self.plan.spec.feedback is not None:
             groups = with_rows(self.plan, groups)
         before, after = kernel.values(geometry, groups)
@@ -62,9 +98,9 @@ class Forward:
         def work(begin: int, end: int) -> None:
             # held in a local variable until the kernel is done: see Scratch.memory
             scratch = _scratch.memory(scratch_bytes)
-            kernel.run(begin, end, steps, neurons, width, scratch.data_ptr(), *before, *after)
+            kernel.run(begin, end, steps, neurons, width, scratch.data_ptr(), *further, *before, *after)
 
-        over_blocks(work, -(-neurons // width), work_size, groups)
+        over_blocks(work, blocks_within(neurons, width, row_of(self.plan, geometry)), work_size, groups)
 
     def dense(self, geometry: Geometry, counts: Sequence[int]) -> Optional[Dense]:
         """The launch of contiguous tensors of these sizes where one thread computes them, else None: what does not
@@ -73,18 +109,19 @@ class Forward:
         steps, neurons = geometry[:2]
         if steps * neurons >= WORTHWHILE or self.plan.spec.feedback is not None:
             return None
-        width, size, function, pack = widest(steps, neurons), self._bytes, self.kernel.function, self.kernel.pack
+        width = widest(steps, neurons, row_of(self.plan, geometry))
+        size, function, pack = self._bytes, self.kernel.function, self.kernel.pack
         numbers, pointers, _ = self.kernel.dense(counts)
-        sizes = (0, -(-neurons // width), steps, neurons, width)
-        constants = self.kernel.sizes(geometry)
+        sizes = (0, blocks_within(neurons, width, row_of(self.plan, geometry)), steps, neurons, width)
+        constants = (*period_of(geometry), *self.kernel.sizes(geometry, self.plan))
 
-        def launch(tensors: Sequence[Tensor], params: Sequence[Any]) -> Sequence[Tensor]:
+        def run(addresses: Iterable[int], params: Sequence[Any]) -> Sequence[Tensor]:
             scratch = _scratch.memory(size)
-            addresses = map(data_ptr, pointers((*tensors, *params)))
-            function(pack(*sizes, scratch.data_ptr(), *constants, *numbers(params), *addresses))
+            address = scratch.data_ptr()
+            function(pack(*sizes, address, *constants, *numbers(params), *addresses))
             return ()
 
-        return launch
+        return Dense(run, pointers)
 
 
 class Backward:
@@ -98,22 +135,25 @@ class Backward:
         #: Of each parameter whose gradient is found, which one it is, and its kind.
         self._learnt = [(plan.program.params.index(name), plan.kinds[name]) for name in plan.learn]
         self._totals = TOTALS.compiled(plan.compute, plan.compute) if self._learnt else None
+        self._step_totals = STEP_TOTALS.compiled(plan.compute, plan.compute) if plan.summed else None
 
     def __call__(self, geometry: Geometry, *groups: Any) -> List[Tensor]:
         """Launch on these tensors; gives the parameters' gradients."""
         kernel, scratch_bytes, itemsize, kept = self.kernel, self._bytes, self._itemsize, self._kept
         steps, neurons = geometry[:2]
         span = self._span(geometry)
-        sums = [groups[INPUTS][0].new_empty(span, dtype=self.plan.compute) for _ in self._learnt]
+        like = groups[INPUTS][0]
+        sums = [like.new_empty(span, dtype=self.plan.compute) for _ in self._learnt]
+        sums += [like.new_empty((steps, span), dtype=self.plan.compute) for _ in self.plan.summed]
         before, after = kernel.values(geometry, (*groups, sums))
         width, work_size = blocks_of(self.plan, geometry, groups)
         if self._grouped:
-            width = widest(steps, span)
+            width = widest(steps, span, row_of(self.plan, geometry))
         width, length, chunks = shape_of_history(width, steps, kept * itemsize, self.plan.spec.feedback is not None)
         each = (length + chunks) * width * itemsize
         if steps * neurons >= WORTHWHILE:
             prefer_large_pages(groups[GRAD_INPUTS])
-        further = self._further(length, chunks, span)
+        further = (*self._further(length, chunks, span), *period_of(geometry))
 
         def work(begin: int, end: int) -> None:
             scratch = _scratch.memory(scratch_bytes + kept * each)
@@ -122,7 +162,7 @@ class Backward:
             histories = [address + scratch_bytes + k * each for k in range(kept)]
             kernel.run(begin, end, steps, neurons, width, address, *further, *before, *histories, *after)
 
-        over_blocks(work, -(-span // width), work_size, (groups, sums))
+        over_blocks(work, blocks_within(span, width, row_of(self.plan, geometry)), work_size, (groups, sums))
         # not by torch: of a few numbers its sum takes longer than a small layer, and on autograd's thread it asks for
         # threads of its own
         for k, (index, kind) in enumerate(self._learnt):
@@ -131,42 +171,56 @@ class Backward:
                 total = sums[k].new_empty(channels)
                 self._add_up(span, inner, channels, sums[k].data_ptr(), total)
                 sums[k] = total
+        for k, index in enumerate(self.plan.summed, len(self._learnt)):
+            long = min(span, geometry.period or SHORTEST_PERIOD)
+            sums[k] = self._add_up_steps(steps, span, long, geometry.periods[index], sums[k].data_ptr())
         return sums
 
     def dense(self, geometry: Geometry, counts: Sequence[int]) -> Optional[Dense]:
-        """As that of :class:`Forward`."""
+        """The same as of :class:`Forward`."""
         steps, neurons = geometry[:2]
-        full = "full" in [kind for _, kind in self._learnt]
-        if steps * neurons >= WORTHWHILE or self.plan.spec.feedback is not None or full:
+        if steps * neurons >= WORTHWHILE or self.plan.spec.feedback is not None:
             return None
         span, itemsize, kept = self._span(geometry), self._itemsize, self._kept
-        width, length, chunks = shape_of_history(widest(steps, span), steps, kept * itemsize)
+        width = widest(steps, span, row_of(self.plan, geometry))
+        width, length, chunks = shape_of_history(width, steps, kept * itemsize)
         each, size = (length + chunks) * width * itemsize, self._bytes
         function, pack = self.kernel.function, self.kernel.pack
         numbers, pointers, filled = self.kernel.dense(counts)
-        # behind rows and histories, in one piece of memory
+        # behind rows, histories and sums, in one piece of memory
         ends = [size + k * each for k in range(kept)]
-        parts = [size + kept * each + k * span * itemsize for k in range(len(self._learnt) + 1)]
-        sizes = (0, -(-span // width), steps, neurons, width)
-        constants = (*self._further(length, chunks, span), *self.kernel.sizes(geometry))
-        sums = [(index, *self._channels(geometry, index, kind), at) for (index, kind), at in zip(self._learnt, parts)]
+        rows = [0, *[1] * len(self._learnt), *[steps] * len(self.plan.summed)]
+        parts = [size + kept * each + n * span * itemsize for n in itertools.accumulate(rows)]
+        sizes = (0, blocks_within(span, width, row_of(self.plan, geometry)), steps, neurons, width)
+        strides = self.kernel.sizes(geometry, self.plan)
+        full = [number for number, (_, kind) in enumerate(self._learnt) if kind == "full"]
+        constants = (*self._further(length, chunks, span), *period_of(geometry), *strides)
+        long = min(span, geometry.period or SHORTEST_PERIOD)
+        summed = [(geometry.periods[i], at) for i, at in zip(self.plan.summed, parts[len(self._learnt) :])]
+        sums = [
+            (number, *self._channels(geometry, index, kind), parts[number])
+            for number, (index, kind) in enumerate(self._learnt)
+            if number not in full
+        ]
+        whole = partial(torch.empty_strided, (span,), (1,), dtype=self.plan.compute, device=_CPU)
+        makes = [((lambda _: whole()) if kind == "full" else torch.empty_like, index) for index, kind in self._learnt]
 
-        def launch(tensors: Sequence[Tensor], params: Sequence[Any]) -> Sequence[Tensor]:
+        def run(addresses: Iterable[int], params: Sequence[Any]) -> Sequence[Tensor]:
             scratch = _scratch.memory(parts[-1])
             address = scratch.data_ptr()
             histories = [address + end for end in ends]
-            addresses = [*map(data_ptr, pointers((*tensors, *params)))]
+            addresses, totals = [*addresses], [make(params[index]) for make, index in makes]
             for place, number in filled:
-                addresses.insert(place, address + parts[number])
+                # a number for each neuron is a sum already
+                addresses.insert(place, totals[number].data_ptr() if number in full else address + parts[number])
             function(pack(*sizes, address, *constants, *numbers(params), *histories, *addresses))
-            totals = []
-            for index, inner, channels, at in sums:
-                total = torch.empty_like(params[index])
-                self._add_up(span, inner, channels, address + at, total)
-                totals.append(total)
+            for number, inner, channels, at in sums:
+                self._add_up(span, inner, channels, address + at, totals[number])
+            for period, at in summed:
+                totals.append(self._add_up_steps(steps, span, long, period, address + at))
             return totals
 
-        return launch
+        return Dense(run, pointers)
 
     def _channels(self, geometry: Geometry, index: int, kind: str) -> Tuple[int, int]:
         return geometry.channels[index] if kind == "channel" else (self._span(geometry), 1)
@@ -178,6 +232,14 @@ class Backward:
         """Sizes that only some kernels have."""
         # an adjoint of inputs and cotangents alone recomputes no state: its kernel has no chunks
         return (*((length, chunks) if self._kept else ()), *((span,) if self._grouped else ()))
+
+    def _add_up_steps(self, steps: int, span: int, long: int, period: int, parts: int) -> Tensor:
+        """The sums ``[steps, period]`` of what groups of neurons left at each step."""
+        loop = self._step_totals
+        total = torch.empty_strided((steps, period), (period, 1), dtype=self.plan.compute, device=_CPU)
+        if loop is not None:
+            loop.run(loop.pack(steps, span, long, period, parts, total.data_ptr()))
+        return total
 
     def _add_up(self, span: int, inner: int, channels: int, parts: int, total: Tensor) -> None:
         if self._totals is not None:
@@ -205,10 +267,13 @@ class Kernel:
         before += [groups[group][index] for group, index in self._numbers]
         return before, [groups[group][index].data_ptr() for group, index in self._pointers]
 
-    def sizes(self, geometry: Geometry) -> List[int]:
-        """How channel parameters lie, and the strides of contiguous tensors."""
+    def sizes(self, geometry: Geometry, plan: Plan) -> List[int]:
+        """Layout of channel parameters, and strides of tensors that are contiguous, or side by side."""
         channels = [geometry.channels[index][which] for index, which in self._channels]
-        return [*channels, *[geometry.neurons] * len(self._strides)]
+        apart, beside = {"": geometry.neurons, "period": geometry.period, "step": 1}, plan.side_by_side
+        kinds = [plan.broadcast[k] if plan.broadcast and group == INPUTS else "" for group, k in self._strides]
+        wider = [len(beside) if group == INPUTS and k in beside else 1 for group, k in self._strides]
+        return [*channels, *[apart[kind] * times for kind, times in zip(kinds, wider)]]
 
     def dense(self, counts: Sequence[int]) -> Tuple[_Pick, _Pick, List[Tuple[int, int]]]:
         """For tensors in a row, so many of each group: what picks the numbers among the parameters, what picks its
@@ -226,7 +291,7 @@ class Kernel:
 
 
 def _picker(indices: Sequence[int]) -> _Pick:
-    """What gives the items at these places, as :func:`operator.itemgetter` does for two or more."""
+    """A function that gives the items at these places, as :func:`operator.itemgetter` does for two or more."""
     return itemgetter(*indices) if len(indices) > 1 else lambda items: [items[index] for index in indices]
 
 
@@ -235,12 +300,30 @@ def bytes_of(dtype: torch.dtype) -> int:
     return torch.finfo(dtype).bits // 8
 
 
-def widest(steps: int, neurons: int) -> int:
-    """Neurons of a block at most: no more than there are, and some blocks for every thread."""
+def widest(steps: int, neurons: int, row: int) -> int:
+    """Neurons of a block at most: no more than there are, some blocks for every thread, and within a row blocks of
+    about one size.
+    """
     # threads take blocks as they come free, so more blocks than threads even out their speeds
     share = neurons if steps * neurons < WORTHWHILE else max(-(-neurons // (2 * torch.get_num_threads())), NARROW)
     # a multiple of the widest vector, 16 numbers of float32, so that the loop over a block's neurons leaves none over
-    return min(-(-share // 16) * 16, BLOCK)
+    width = min(-(-share // 16) * 16, BLOCK)
+    return width if not row else -(-row // -(-row // width) // 16) * 16
+
+
+def row_of(plan: Plan, geometry: Geometry) -> int:
+    """The neurons of a row of inputs that lie side by side, which no block crosses; 0 where none do."""
+    return geometry.period if plan.side_by_side else 0
+
+
+def blocks_within(neurons: int, width: int, row: int) -> int:
+    """The number of blocks of so many neurons."""
+    return neurons // row * -(-row // width) if row else -(-neurons // width)
+
+
+def period_of(geometry: Geometry) -> Tuple[int, ...]:
+    """The kernel's argument of the period, where inputs have one."""
+    return (geometry.period,) if geometry.period else ()
 
 
 def with_rows(plan: ForwardPlan, groups: Tuple[Any, ...]) -> Tuple[Any, ...]:
@@ -251,24 +334,27 @@ def with_rows(plan: ForwardPlan, groups: Tuple[Any, ...]) -> Tuple[Any, ...]:
     return (*groups[:PARAMS], params, *groups[PARAMS + 1 :])
 
 
-def blocks_of(plan: Union[ForwardPlan, BackwardPlan], geometry: Geometry, groups: Sequence[Any]) -> Tuple[int, int]:
+def blocks_of(plan: Plan, geometry: Geometry, groups: Sequence[Any]) -> Tuple[int, int]:
     """Neurons of a block at most, and how much work a launch is."""
     steps, neurons = geometry[:2]
     if plan.spec.feedback is None:
-        return widest(steps, neurons), steps * neurons
+        return widest(steps, neurons, row_of(plan, geometry)), steps * neurons
     # a block is a row of the batch, whose neurons need one another; what comes back is a sum over all of them
     weight = groups[PARAMS][len(plan.program.params)]
     return weight.shape[0], steps * neurons * (1 + weight.shape[0] // 16)
 
 
 def span_of(plan: BackwardPlan, geometry: Geometry) -> int:
-    """How far apart the neurons are whose gradients of parameters a block adds up: of the same channels."""
-    # those that are learnt lie along one dimension
-    period = 1
+    """Distance of the neurons whose gradients of parameters a block adds up: those of the same channels."""
+    # whole vectors, where nothing else says how far apart
+    period, wide = geometry.period or (VECTORS if plan.summed else 1), SPANNED
     for name in plan.learn:
         inner, channels = geometry.channels[plan.program.params.index(name)]
-        period = max(period, inner * channels)
-    return min(geometry.neurons, -(-SPANNED // period) * period)
+        period = lcm(period, max(1, inner * channels))
+    if plan.summed:
+        # a sum for each step: few enough to be small beside the neurons
+        wide = min(wide, max(SHORTEST_PERIOD, geometry.neurons // SHARE, STEP_SUMS // geometry.steps))
+    return min(geometry.neurons, -(-wide // period) * period)
 
 
 def shape_of_history(width: int, steps: int, state_bytes: int, fixed: bool = False) -> Tuple[int, int, int]:

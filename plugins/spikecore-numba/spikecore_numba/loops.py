@@ -88,3 +88,39 @@ for row in range(rows):
             totals[c] += ((a0 + a1) + (a2 + a3)) + ((a4 + a5) + (a6 + a7))
 """,
 )
+
+#: The sums of an input that broadcasts at each step, of what groups of neurons left, in the dtype of arithmetic: first
+#: in long rows, a multiple of the period, which become vector instructions.
+STEP_TOTALS = Text(
+    "step_totals",
+    ("steps", "span", "long", "period"),
+    pointers("sums", "parts", "totals"),
+    """
+for t in range(steps):
+    start = t * span
+    for row in range(start + long, start + span, long):
+        for i in range(min(long, start + span - row)):
+            parts[start + i] += parts[row + i]
+    if period == 1:
+        a0 = a1 = a2 = a3 = a4 = a5 = a6 = a7 = 0.0
+        for i in range(long // 8):
+            at = start + 8 * i
+            a0 += parts[at]
+            a1 += parts[at + 1]
+            a2 += parts[at + 2]
+            a3 += parts[at + 3]
+            a4 += parts[at + 4]
+            a5 += parts[at + 5]
+            a6 += parts[at + 6]
+            a7 += parts[at + 7]
+        for i in range(long // 8 * 8, long):
+            a0 += parts[start + i]
+        totals[t] = ((a0 + a1) + (a2 + a3)) + ((a4 + a5) + (a6 + a7))
+    else:
+        for i in range(period):
+            totals[t * period + i] = parts[start + i]
+        for row in range(start + period, start + long, period):
+            for i in range(period):
+                totals[t * period + i] += parts[row + i]
+""",
+)

@@ -41,7 +41,7 @@ class Statistics:
     def __call__(
         self, geometry: Geometry, x: Tensor, eps: float, running: Optional[Moved]
     ) -> Optional[Tuple[Tensor, Tensor]]:
-        steps, neurons, ((inner, channels),), _ = geometry
+        steps, neurons, ((inner, channels),) = geometry[:3]
         mean, variance, count, factor = running or (None, None, None, 0.0)
         if mean is not None and mean.dtype != self.spec.compute:
             return None
@@ -87,7 +87,7 @@ class Correction:
         self._bytes = torch.finfo(spec.compute).bits // 8
 
     def __call__(self, geometry: Geometry, x: Tensor, grad: Tensor, channels: Sequence[Tensor]) -> None:
-        steps, neurons, ((inner, count),), _ = geometry
+        steps, neurons, ((inner, count),) = geometry[:3]
         rows = neurons // (inner * count)
         each = max(1, BLOCK // (inner * count))
         run, pack = self._kernel

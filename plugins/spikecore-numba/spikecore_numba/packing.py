@@ -45,7 +45,7 @@ class Packer:
         self._kernels: Dict[Tuple[str, int, torch.dtype], _Kernel] = {}
 
     def pack(self, numbers: Tensor, whole: Whole) -> Bits:
-        """See :meth:`spikecore.backend.Backend.pack`."""
+        """Implementation of :meth:`spikecore.backend.Backend.pack`."""
         count = numbers.numel()
         data = torch.empty(-(-count * whole.bits // 8), dtype=torch.uint8, device=numbers.device)
         right = torch.empty(-(-count // BLOCK), dtype=compute_dtype(numbers.dtype), device=numbers.device)
@@ -53,7 +53,7 @@ class Packer:
         return Bits(data, right.amin().float())
 
     def unpack(self, bits: Bits, whole: Whole, count: int, dtype: torch.dtype) -> Tensor:
-        """See :meth:`spikecore.backend.Backend.unpack`."""
+        """Implementation of :meth:`spikecore.backend.Backend.unpack`."""
         data = bits.data.contiguous()
         numbers = torch.empty(count, dtype=dtype, device=data.device)
         if count >= WORTHWHILE:

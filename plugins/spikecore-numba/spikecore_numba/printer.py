@@ -20,6 +20,7 @@ class NumbaPrinter(PythonSyntax, KernelPrinter):
         # in parentheses, since `not` binds less tightly than `&` and `|`, which stand for `and` and `or`
         "not": (UNARY, "(not {0})"),
         "exp": (ATOM, "{exp}({0})"),
+        "tanh": (ATOM, "{tanh}({0})"),
         "sigmoid": (PRODUCT, "{one} / ({one} + {exp}(-{0}))"),
         "softplus": (ATOM, "softplus{f}({0})"),
         "abs": (ATOM, "abs({0})"),
@@ -38,14 +39,20 @@ class NumbaPrinter(PythonSyntax, KernelPrinter):
         return text if self.real == "double" else f"float32({text})"
 
     def words(self, node: Node) -> Dict[str, str]:
-        """The base's, and the exponential that becomes vector instructions where there is one."""
-        return {**super().words(node), "exp": "math.exp" if self.real == "double" else "expf"}
+        """The base's, and functions that become vector instructions where there are some."""
+        wide = self.real == "double"
+        return {
+            **super().words(node),
+            "exp": "math.exp" if wide else "expf",
+            "tanh": "math.tanh" if wide else "tanhf",
+        }
 
 
-def imports(body: str) -> List[str]:
-    """The imports that these lines of a kernel need."""
-    ours = sorted(set(re.findall(r"\b(expf|softplusf?|signf?|lesser|greater|(?:from|to)_b?float16)\(", body)))
+def imports(body: str, numpy: bool = False) -> List[str]:
+    """The imports that these lines of a kernel need; ``numpy``: what stands before them needs that."""
+    names = r"\b(expf|tanhf|softplusf?|signf?|modulo|lesser|greater|(?:from|to)_b?float16)\("
+    ours = sorted(set(re.findall(names, body)))
     lines = ["import math\n"] if "math." in body else []
-    lines += ["import numpy as np"] if "np." in body else []
+    lines += ["import numpy as np"] if numpy or "np." in body else []
     lines += ["from numba import float32"] if "float32(" in body else []
     return [*lines, *([f"\nfrom spikecore_numba.functions import {', '.join(ours)}"] if ours else [])]

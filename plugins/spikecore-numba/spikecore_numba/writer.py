@@ -24,10 +24,13 @@ from spikecore.kernels.writing import (
     state_leaf,
 )
 from spikecore.lang import Node, topological
+from spikecore.lang.node import const
 from spikecore_numba.printer import NumbaPrinter, imports
 
 #: Neurons of a block at most. With float32, a row of them is a page of memory.
 BLOCK = 1024
+#: The numbers of the shortest period that a loop over neurons reads: each period has a loop of its own.
+SHORTEST_PERIOD = 128
 
 #: Kinds of arguments, in the order that a kernel has them. A ``"history"`` is memory for the values of a state.
 ORDER = ("inner", "channels", "stride", "number", "history", "pointer")
@@ -36,6 +39,10 @@ HEAD = ("begin", "end", "steps", "neurons", "width", "scratch")
 HISTORY_HEAD = ("begin", "end", "steps", "neurons", "width", "scratch", "length", "chunks")
 #: The last one of a kernel whose blocks add up what groups of neurons give that lie so far apart.
 SPAN = "span"
+#: The last one of a kernel with inputs of a period, or that lie side by side.
+PERIOD = "period"
+#: Place of the next neuron in a step of an input of each kind.
+PLACES = {"": " + first + i", "period": " + shift + i", "step": "", "beside": " + aside + i"}
 
 #: The part of a conversion's name that says how 16-bit numbers are stored.
 STORAGE = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
@@ -76,6 +83,8 @@ class Writer(KernelWriter):
         self._at, self._past = self.free("channel"), self.free("past")
         #: The first neuron of a run whose channels follow from that, and the neurons of the run.
         self._begun, self._run = self.free("begun"), self.free("run")
+        #: The channel of a neuron of a run whose channels are neighbours.
+        self._beside = self.free("beside")
         # one value for all neurons is a local variable of the kernel; one for each neuron is a row of scratch
         for node in self.varying:
             self.local[node] = self.label(node, "k")
@@ -84,7 +93,9 @@ class Writer(KernelWriter):
         per_channel = [leaf for leaf in self.params_of("channel") if leaf in direct]
         #: Values per neuron that get a row before the first step. A full parameter is read from its tensor instead.
         self.prepared: Sequence[Node] = (*per_channel, *self.varying)
-        self._uniform_names: Dict[Node, str] = {}
+        #: The local variable that is 0: a kernel of many states has it in a hundred places.
+        self.zero = self.free("zero")
+        self._uniform_names: Dict[Node, str] = {const(0.0): self.zero}
         self.opening = self._opening()
 
     # -- places
@@ -100,7 +111,15 @@ class Writer(KernelWriter):
         """A tensor of all steps, at step and neuron."""
         # one step that stands for all has stride 0
         step = "neurons" if group in FILLED else self.argument(f"{name}_step", "stride", group, index)
-        return f"{self.argument(name, 'pointer', group, index)}[t * {step} + first + i]"
+        kind = self.input_kind(index) if group == "inputs" else ""
+        if group in ("inputs", "grad_inputs") and self._is_beside(group, index):
+            kind, step = "beside", step if group == "inputs" else f"{len(self.plan.side_by_side)} * neurons"
+        return f"{self.argument(name, 'pointer', group, index)}[t * {step}{PLACES[kind]}]"
+
+    def _is_beside(self, group: str, index: int) -> bool:
+        """True for an input that lies beside others, or its gradient."""
+        number = self.plan.written[index] if isinstance(self.plan, BackwardPlan) and group != "inputs" else index
+        return number in self.plan.side_by_side
 
     def history(self, name: str) -> str:
         """Memory for a state's values of a chunk of steps: an argument of its own, so that nothing overlaps with it."""
@@ -131,7 +150,7 @@ class Writer(KernelWriter):
             f"    {self.row(into)} = {first}",
             "for j in range(count):",
             f"    factor = {self.row(of, 'j')}",
-            f"    if factor != {self.printer.number(0.0)}:",
+            f"    if factor != {self.zero}:",
             "        beside = j * count",
             "        for i in range(count):",
             f"            {self.row(into)} += factor * {weights}[beside + i]",
@@ -140,7 +159,7 @@ class Writer(KernelWriter):
     # -- lines
 
     def _opening(self) -> List[str]:
-        """What is one value for all neurons, computed once."""
+        """The values that are the same for all neurons, computed once."""
         lines = []
         for leaf in self.params_of("number", "scalar"):
             name, place = self.local[leaf], self.param_place(leaf)
@@ -157,9 +176,10 @@ class Writer(KernelWriter):
         loads: Loads,
         known: Mapping[Node, str] = {},  # never written to
         over: str = "for i in range(count):",
+        first: Sequence[str] = (),
     ) -> List[str]:
         """A loop over neurons of a block: load what the stored values are computed from, compute, store. ``known`` has
-        names of values that are loaded before it.
+        names of values that are loaded before it; ``first`` are lines before all others, such as a place in memory.
         """
         names = {**self._uniform_names, **known}
         roots = [node for node, _ in stores]
@@ -174,7 +194,22 @@ class Writer(KernelWriter):
         lines += self.printer.block(roots, names, self.program.labels, name_roots=False)
         # all loads and arithmetic come before the first store, which may overwrite a state that another value needs
         lines += [line.format(names.get(node) or self.printer.expression(node, names)) for node, line in stores]
-        return [over, *indented(lines)] if stores else []
+        return [over, *indented([*first, *lines])] if stores else []
+
+    def step_loop(self, stores: Sequence[Store], loads: Loads, first: Sequence[str] = ()) -> List[str]:
+        """The loop of one step. Where it reads inputs of a period, that is a loop over each period of the block."""
+        if "period" not in self.plan.broadcast:
+            return self.loop(stores, loads, first=first)
+        begun, run = self._begun, self._run
+        return [
+            "shift = offset",
+            f"{begun} = 0",
+            f"while {begun} < count:",
+            f"    {run} = min(period - shift - {begun}, count - {begun})",
+            *indented(self.loop(stores, loads, {}, f"for i in range({begun}, {begun} + {run}):", first)),
+            f"    {begun} += {run}",
+            f"    shift = -{begun}",
+        ]
 
     def step_loads(self) -> Dict[Node, Callable[[], str]]:
         """Where the leaves of a step come from."""
@@ -203,18 +238,25 @@ class Writer(KernelWriter):
                 stores.append((leaf if given else initial, f"{self.row(self.local[leaf])} = {{}}"))
         needed = topological([node for node, _ in stores])
         walked = [leaf for leaf in self.params_of("channel") if leaf in needed]
-        return self._by_runs(stores, loads, walked) if walked else self.loop(stores, loads)
+        if not walked:
+            return self.loop(stores, loads)
+        # a kernel has the loop over runs twice, so that one copies, and what is computed has a loop of its own
+        copies: List[Store] = [(leaf, f"{self.row(self.local[leaf])} = {{}}") for leaf in walked]
+        rows = {leaf: partial(self.row, self.local[leaf]) for leaf in walked}
+        computed = [store for store in stores if store not in copies]
+        return [*self._by_runs(copies, loads, walked), *self.loop(computed, {**loads, **rows})]
 
     def _by_runs(self, stores: Sequence[Store], loads: Loads, walked: Sequence[Node]) -> List[str]:
-        """The loop that prepares parameters where some have one number per channel: over runs of neurons of a channel,
-        or of neighbouring channels, so that it becomes vector instructions. Two divisions for every neuron took longer
+        """The loop that copies parameters with one number per channel into rows: over runs of neurons of a channel, or
+        of neighbouring channels, so that it becomes vector instructions. Two divisions for every neuron took longer
         than all its steps, and to count from neuron to neuron as long as one of four steps.
         """
         tensors = {leaf: self.channel(leaf) for leaf in walked}
         _, inner, channels = tensors[walked[0]]
-        at, past, begun, run = self._at, self._past, self._begun, self._run
+        at, past, begun, run, beside = self._at, self._past, self._begun, self._run, self._beside
         over_run = f"for i in range({begun}, {begun} + {run}):"
-        side_by_side = {leaf: f"{tensor}[{at} + i - {begun}]".format for leaf, (tensor, _, _) in tensors.items()}
+        side_by_side = {leaf: f"{tensor}[{beside}]".format for leaf, (tensor, _, _) in tensors.items()}
+        first = [f"{beside} = {at} + i - {begun}"]
         names = {leaf: self.local[leaf] for leaf in walked}
         return [
             f"{at} = first // {inner} % {channels}",
@@ -223,7 +265,7 @@ class Writer(KernelWriter):
             f"while {begun} < count:",
             f"    if {inner} == 1:",
             f"        {run} = min({channels} - {at}, count - {begun})",
-            *indented(indented(self.loop(stores, {**loads, **side_by_side}, over=over_run))),
+            *indented(indented(self.loop(stores, {**loads, **side_by_side}, {}, over_run, first))),
             f"        {at} = 0",
             "    else:",
             f"        {run} = min({inner} - {past}, count - {begun})",
@@ -244,11 +286,11 @@ class Writer(KernelWriter):
     def _prepared(self, node: Node) -> str:
         """A value from its row. A row holds numbers, and ``&`` and ``|`` need truth values."""
         row = self.row(self.local[node])
-        return f"{row} != {self.printer.number(0.0)}" if node.is_bool else row
+        return f"{row} != {self.zero}" if node.is_bool else row
 
     def _preparing(self, node: Node) -> str:
         """The line that puts a value into its row."""
-        choice = f"{self.printer.number(1.0)} if {{}} else {self.printer.number(0.0)}"
+        choice = f"{self.printer.number(1.0)} if {{}} else {self.zero}"
         return f"{self.row(self.local[node])} = {choice if node.is_bool else '{}'}"
 
     # -- text
@@ -257,26 +299,46 @@ class Writer(KernelWriter):
         """The kernel: its module text and what a launch needs beside it. ``sums``: lines before the first group of
         neurons of a block, where a block has several.
         """
+        begins, ends = ("origin", "span") if SPAN in head else ("first", "neurons")
+        # the last block may have fewer neurons than the others
+        body_begins = [
+            f"{begins} = block * width",
+            f"count = width if {begins} + width <= {ends} else {ends} - {begins}",
+        ]
+        beside = len(self.plan.side_by_side)
+        if beside:
+            # blocks that lie within a row of an input, where each begins in rows of several
+            self.opening.append("per_period = (period + width - 1) // width")
+            body_begins = [
+                "offset = block % per_period * width",
+                f"{begins} = block // per_period * period + offset",
+                "count = width if offset + width <= period else period - offset",
+            ]
+            body = [f"aside = (first - offset) * {beside} + offset", *body]
+        if "period" in self.plan.broadcast:
+            body = ["offset = first % period", *body]
+        if beside or "period" in self.plan.broadcast:
+            head = (*head, PERIOD)
         if SPAN in head:
-            # groups of neurons of the same channels; the last block and the last group may have fewer
+            # groups of neurons of the same channels; the last group may have fewer
             body = [
-                "origin = block * width",
-                "count = width if origin + width <= span else span - origin",
+                *body_begins,
                 *sums,
                 "for first in range(origin, neurons, span):",
                 *indented(["if first + count > neurons:", "    count = neurons - first", *body]),
             ]
         else:
-            # the last block may have fewer neurons than the others
-            body = ["first = block * width", "count = width if first + width <= neurons else neurons - first", *body]
+            body = [*body_begins, *body]
         arguments = self.arguments.ordered(ORDER)
         names = [*head, *(argument.name for argument in arguments)]
         body = [*self.opening, "for block in range(begin, end):", *indented(body)]
+        if any(self.zero in line for line in body):
+            body.insert(0, f"{self.zero} = {self.printer.number(0.0)}")
         before = [
-            *imports("\n".join(body)),
+            *imports("\n".join(body), bool(self._rows)),
             "",
             # the offsets of rows are constants of the text, so each row is as long as the widest block
-            *(f"{row} = {k * BLOCK}" for k, row in enumerate(self._rows.values())),
+            *(f"{row} = np.int64({k * BLOCK})" for k, row in enumerate(self._rows.values())),
         ]
         # every line is known now, so every symbol can choose a name that no line has
         write = self.printer.named([*before, self.name, *names, *body])

@@ -11,9 +11,9 @@ import torch
 
 import spikecore as sc
 import warm
-from spikecore._plugins import selection
-from spikecore._plugins.registry import default_registry
 from spikecore.backend import BackendError
+from spikecore.plugins import selection
+from spikecore.plugins.registry import default_registry
 from spikecore_numba import compiler
 
 
@@ -81,7 +81,7 @@ for backend in (None, "numba"):
 
 
 def test_a_numba_that_cannot_be_imported_says_what_to_choose(tmp_path: Path) -> None:
-    """Whether or not it was named."""
+    """The error is the same where it was named."""
     done = warm.run("-c", BROKEN, env={**os.environ, "SPIKECORE_CACHE_DIR": str(tmp_path)})
     said = done.stdout.splitlines()
     assert len(said) == 2, done.stderr
@@ -96,14 +96,14 @@ def test_what_numba_cannot_compile_says_what_to_choose(
     monkeypatch: pytest.MonkeyPatch, broken: str, backend: Optional[str]
 ) -> None:
     """An error of Numba's own is one of the backend, in every call, with the kernel; that of backward comes there."""
-    real, factor = compiler._compile, 1.0078125 if broken == "forward" else 1.0390625
+    real, factor = compiler.compile_source, 1.0078125 if broken == "forward" else 1.0390625
 
     def compile_other(source: Any, types: Any) -> Any:
         if source.name.endswith(broken):
             raise ValueError("no way to lower this\nand more")
         return real(source, types)
 
-    monkeypatch.setattr(compiler, "_compile", compile_other)
+    monkeypatch.setattr(compiler, "compile_source", compile_other)
 
     class Uncompiled(sc.Neuron):
         """A program whose broken kernel no test has compiled, and none has put on disk."""
@@ -118,8 +118,7 @@ def test_what_numba_cannot_compile_says_what_to_choose(
     neuron, x = Uncompiled(learn=("k",), backend=backend), data(20, 5).float().requires_grad_()
     for _ in range(2):
         with pytest.raises(
-            BackendError,
-            match=f"kernel uncompiled_{broken}: ValueError: no way to lower this; choose backend='torch'",
+            BackendError, match=f"kernel uncompiled_{broken}: ValueError: no way to lower this; choose backend='torch'"
         ):
             neuron(x).sum().backward()
 

@@ -25,7 +25,7 @@ print("numba" in sys.modules, y.sum().item(), round(x.grad.sum().item(), 4))
 
 
 def run(folder: Path, surrogate: str = "ATan", tau: str = "2.0", **environ: str) -> List[str]:
-    """What a new process says that calls a neuron and has its kernels in ``folder``."""
+    """The output of a new process that calls a neuron and has its kernels in ``folder``."""
     done = start(folder, surrogate, tau, **environ)
     out, err = done.communicate()
     assert done.returncode == 0, err
@@ -46,7 +46,7 @@ def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Tuple[Path, List[
 
 @pytest.fixture
 def first(compiled_once: Tuple[Path, List[str]], tmp_path: Path) -> List[str]:
-    """What the process said that compiled first. ``tmp_path`` is a copy of its folder, which the test may change."""
+    """Output of the process that compiled first. ``tmp_path`` is a copy of its folder, which the test may change."""
     folder, said = compiled_once
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     return said
@@ -81,25 +81,12 @@ def test_other_numbers_are_the_same_kernel(tmp_path: Path) -> None:
     assert set(files(tmp_path)) > kept
 
 
-def test_broken_entries_are_compiled_anew(first: List[str], tmp_path: Path) -> None:
-    """A cut or overwritten file is noticed and replaced."""
-    whole = files(tmp_path)
-    for k, name in enumerate(sorted(whole)):
-        path = tmp_path / "compiled-kernels" / name
-        path.write_bytes(whole[name][:-100] if k else b"not a kernel")
-    assert run(tmp_path)[1] == first[1]
-    assert set(files(tmp_path)) == set(whole)
-    assert run(tmp_path)[1].startswith("False")
-
-
-@pytest.mark.parametrize("where", ["a file", "nowhere", "read-only"])
+@pytest.mark.parametrize("where", ["a file", "read-only"])
 def test_a_folder_that_takes_nothing_costs_only_the_cache(tmp_path: Path, where: str) -> None:
     """Where nothing can be written, kernels are compiled in every process, and work."""
     folder = tmp_path / "cache"
     if where == "a file":
         folder.write_text("")
-    elif where == "nowhere":
-        folder = Path("/proc/none")
     else:
         folder.mkdir()
         folder.chmod(0o500)
@@ -126,16 +113,16 @@ def test_key_knows_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     from spikecore_numba.source import print_kernel
 
     source = print_kernel(ForwardPlan(sc.LIF().program, Spec(torch.float32, None, ("number",) * 3)))
-    key = compiler._key(source, ("int64",))
-    assert key == compiler._key(source, ("int64",))
-    assert key != compiler._key(source, ("float64",))
+    key = compiler.kernel_key(source, ("int64",))
+    assert key == compiler.kernel_key(source, ("int64",))
+    assert key != compiler.kernel_key(source, ("float64",))
     for name in ("get_host_cpu_name", "get_process_triple"):
-        for cached in (compiler._environment, compiler._processor):
+        for cached in (compiler.environment, compiler.processor):
             cached.cache_clear()
         with monkeypatch.context() as patch:
             patch.setattr(compiler.llvm, name, lambda: "other")
-            assert key != compiler._key(source, ("int64",))
-    for cached in (compiler._environment, compiler._processor):
+            assert key != compiler.kernel_key(source, ("int64",))
+    for cached in (compiler.environment, compiler.processor):
         cached.cache_clear()
 
 
@@ -149,8 +136,10 @@ def test_annealing_compiles_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
     monkeypatch.setenv("SPIKECORE_CACHE_DIR", str(tmp_path))
     made: List[str] = []
-    compile_ = compiler._compile
-    monkeypatch.setattr(compiler, "_compile", lambda source, types: made.append(source.name) or compile_(source, types))
+    compile_ = compiler.compile_source
+    monkeypatch.setattr(
+        compiler, "compile_source", lambda source, types: made.append(source.name) or compile_(source, types)
+    )
 
     class Annealed(sc.LIF):
         """With a name of its own, so that no other test has compiled it."""
@@ -170,14 +159,3 @@ def test_annealing_compiles_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     neuron.surrogate = sc.surrogate.Sigmoid()
     run(neuron)
     assert made[2:] == ["annealed_backward"]
-
-
-def test_a_kernel_under_another_name_is_not_run(first: List[str], tmp_path: Path) -> None:
-    """Files that changed places are compiled again; results stay right."""
-    forward, backward = sorted((tmp_path / "compiled-kernels").glob("*.o"), key=lambda path: "backward" in path.name)
-    one, two = forward.read_bytes(), backward.read_bytes()
-    forward.write_bytes(two)
-    backward.write_bytes(one)
-    again = run(tmp_path)
-    assert again[1] == first[1]
-    assert (forward.read_bytes(), backward.read_bytes()) == (one, two)

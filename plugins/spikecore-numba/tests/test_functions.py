@@ -59,7 +59,7 @@ def test_rounding_is_to_nearest_even(name: str) -> None:
 
 
 def test_sign_of_nan_is_zero() -> None:
-    """As torch has it."""
+    """The sign is torch's."""
     values = np.array([np.nan, -0.0, 0.0, -2.0, 3.0, np.inf])
     assert converted(functions.sign, values, np.float64).tolist() == [0, 0, 0, -1, 1, 1]
     assert converted(functions.signf, values.astype(np.float32), np.float32).tolist() == [0, 0, 0, -1, 1, 1]

@@ -9,7 +9,7 @@ from typing import Any, Callable
 import pytest
 
 from spikecore.core.neuron import Neuron
-from spikecore.testing.naming import assert_like_torch, frame, namings, plans, same_but_for_names, usable
+from spikecore.testing.naming import frame, namings, plans, same_but_for_names, usable
 from spikecore_numba.source import print_kernel
 
 STEPS = [3, None]
@@ -25,7 +25,7 @@ OTHERS = [
 
 
 def kernel(direction: int, steps: Any) -> Callable[[Neuron], str]:
-    """What prints one of the two kernels of a neuron."""
+    """The printer of one of the two kernels of a neuron."""
     return lambda neuron: print_kernel(plans(neuron, steps)[direction]).text
 
 
@@ -42,10 +42,3 @@ def test_names_of_a_kernel_are_never_those_of_a_user(direction: int, steps: Any)
     for naming in namings(usable([*FRAME, *OTHERS]), 150):
         same_but_for_names(naming, kernel(direction, steps))
         compile(kernel(direction, steps)(naming.neuron()(surrogate=naming.surrogate())), "kernel", "exec")
-
-
-@pytest.mark.parametrize("turn", range(5))
-def test_names_that_were_missed(turn: int) -> None:
-    """Each in another role, with every kind of parameter: values, and gradients of all that has one."""
-    names = usable(["t0", "t1", "t2", "t3", "i", "t", "count", "K", "V", "np", "math", "float32", "expf", "range", "j"])
-    assert_like_torch(list(namings(names, len(names)))[turn], "numba", steps=7)

@@ -9,6 +9,7 @@ from typing import Dict
 import pytest
 import torch
 
+import refusals
 import spikecore as sc
 from spikecore.backend import Spec, Unsupported
 from spikecore.kernels import ForwardPlan
@@ -39,9 +40,4 @@ def test_a_linear_neuron_recomputes_nothing() -> None:
     assert not re.search(r"\bxs\b|history|spike\(", text.partition("def ")[2])
 
 
-def test_an_operation_without_a_text_is_refused_by_name() -> None:
-    """A program of a language with one more operation is Unsupported, not a KeyError."""
-    novel = Node("novel", (Node("input", (), "x"),))
-    program = Program("Novel", inputs=("x",), states=(), outputs=[novel], next=[], initial=[])
-    with pytest.raises(Unsupported, match="NumbaPrinter has no text for the operation 'novel'"):
-        print_kernel(ForwardPlan(program, Spec(torch.float32, 4, ())))
+test_refused = refusals.table(__file__, globals(), Unsupported, ForwardPlan, Node, Program, print_kernel)

@@ -88,13 +88,13 @@ COMPILING = """
 import os, threading, torch, spikecore as sc
 from spikecore_numba import compiler
 
-inside, compile_ = threading.Event(), compiler._compile
+inside, compile_ = threading.Event(), compiler.compile_source
 
 def announced(*arguments):
     inside.set()
     return compile_(*arguments)
 
-compiler._compile = announced
+compiler.compile_source = announced
 x = torch.rand(3, 5)
 other = threading.Thread(target=sc.ALIF(backend="numba"), args=(x,))
 lif = sc.LIF(backend="numba")
@@ -118,7 +118,7 @@ def test_a_fork_while_another_thread_compiles(tmp_path: Path) -> None:
 
 
 def test_an_error_in_a_share_of_the_work_is_raised() -> None:
-    """What goes wrong on another thread is raised on the caller's."""
+    """An error on another thread is raised on the caller's."""
     torch.set_num_threads(2)
 
     def work(begin: int, end: int) -> None:

@@ -78,7 +78,7 @@ class TritonBackend(KernelBackend):
             return packing.unpack(bits, whole, count, dtype)
 
     def _packs(self, dtype: torch.dtype) -> bool:
-        """Whether there is a kernel: numbers are float32 in it, so not of float64."""
+        """True if there is a kernel: numbers are float32 in it, so not of float64."""
         return bool(getattr(self.capabilities, str(dtype)[6:]))
 
 
@@ -111,7 +111,7 @@ class Kernel:
         self._finders = [_finder(argument, groups) for argument in source.arguments]
 
     def blocks(self, neurons: int) -> int:
-        """How many blocks there are."""
+        """Number of blocks."""
         return -(-neurons // self.source.block)
 
     def launch(self, geometry: Geometry, groups: Sequence[Any]) -> None:
@@ -146,7 +146,7 @@ def _on(device: torch.device) -> ContextManager[Any]:
 
 
 def _finder(argument: Argument, groups: Sequence[str]) -> Finder:
-    """How an argument is found."""
+    """The function that finds an argument."""
     index = argument.number
     group = groups.index(argument.group) if argument.group else 0
     finders: Dict[str, Finder] = {

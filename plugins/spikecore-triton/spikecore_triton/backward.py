@@ -54,7 +54,7 @@ class BackwardWriter(Writer):
     # -- chunks
 
     def _through_chunks(self, starts: Dict[str, str]) -> List[str]:
-        """What is left over first, then all chunks from the last one back."""
+        """The rest of the steps first, then all chunks from the last one back."""
         chunks = self.argument("chunks", "chunks")
         # computed before the loop: a masked load takes them in place of the first chunk's checkpoint
         names = {name: self.free(f"{self.state(name)}_first") for name in starts}
@@ -172,7 +172,7 @@ class BackwardWriter(Writer):
 
 
 def _roots(plan: BackwardPlan) -> Sequence[Node]:
-    """What one step backwards computes. Where it is rounded to 16 bits, divisions by parameters are products."""
+    """The results of one step backwards. Where it is rounded to 16 bits, divisions by parameters are products."""
     # a product with a reciprocal is off by two units in the last place, which only rounding to 16 bits hides
     if plan.dtype == plan.compute:
         return plan.roots

@@ -29,11 +29,12 @@ _modules: Recent[str, ModuleType] = Recent(KERNELS)
 def compiled(source: Source) -> Any:
     """Triton's function of a printed kernel, called as ``function[blocks](*arguments, BLOCK=..., **options())``."""
     with _lock:
-        module = _modules.get_or(meaning(source.text, "#"), lambda: _module(source))
+        module = _modules.get_or(meaning(source.text, "#"), lambda: module_of(source))
     return getattr(module, source.name)
 
 
-def _module(source: Source) -> ModuleType:
+def module_of(source: Source) -> ModuleType:
+    """The module whose text is this one."""
     name = f"{source.name}-{key_of(source.text)}"
     # not imported: sys.modules would keep every kernel for ever
     module = ModuleType(f"spikecore_triton.kernels.{name}")
@@ -45,8 +46,8 @@ def _module(source: Source) -> ModuleType:
 
 
 def options() -> Dict[str, Any]:
-    """What a launch on the current device says beside the arguments."""
-    return _options_on(torch.cuda.current_device()) if torch.version.hip else options_for("cuda", 32)
+    """The options of a launch on the current device."""
+    return options_on(torch.cuda.current_device()) if torch.version.hip else options_for("cuda", 32)
 
 
 @functools.lru_cache(maxsize=None)
@@ -59,6 +60,7 @@ def options_for(vendor: str, warp: int) -> Dict[str, Any]:
 
 
 @functools.lru_cache(maxsize=None)
-def _options_on(device: int) -> Dict[str, Any]:
+def options_on(device: int) -> Dict[str, Any]:
+    """The options of a GPU of AMD."""
     # a warp has 64 threads on AMD's data-centre GPUs and 32 on Radeon
     return options_for("hip", int(torch.cuda.get_device_properties(device).warp_size))

@@ -16,11 +16,22 @@ if INTERPRETED:
 else:
     from triton.language.extra import libdevice  # type: ignore[no-redef]  # the same functions
 
-__all__ = ["float32", "greater", "hold", "lesser", "libdevice", "negative_zero", "sigmoid", "sign", "softplus"]
+__all__ = [
+    "float32",
+    "greater",
+    "hold",
+    "lesser",
+    "libdevice",
+    "modulo",
+    "negative_zero",
+    "sigmoid",
+    "sign",
+    "softplus",
+]
 
 
 def _compiled_for(vendor, _semantic=None):
-    """Whether this is compiled for the GPUs of ``"cuda"`` or of ``"hip"``; the interpreter is neither."""
+    """True if this is compiled for the GPUs of ``"cuda"`` or of ``"hip"``; the interpreter is neither."""
     return _semantic is not None and _semantic.builder.options.backend_name == vendor.value
 
 
@@ -71,6 +82,13 @@ def softplus(x):
 def sign(x):
     """-1, 0 or 1; 0 for NaN."""
     return tl.where(x > 0.0, 1.0, tl.where(x < 0.0, -1.0, 0.0))
+
+
+@triton.jit
+def modulo(x, divisor):
+    """``x - divisor * floor(x / divisor)``."""
+    r = libdevice.fmod(x, divisor)
+    return tl.where((r != 0.0) & ((r < 0.0) != (divisor < 0.0)), r + divisor, r)
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""What Triton's interpreter does not have: numbers as a kernel gets them, and the GPU's mathematical functions.
+"""Additions to Triton's interpreter: numbers as a kernel gets them, and the GPU's mathematical functions.
 
 The interpreter is NumPy. It has no fused multiply-add to switch off, its division is always the exact one, and its
 functions are NumPy's, whose last digit is not the GPU's. What it shows is that a kernel's text means the right thing;
@@ -49,7 +49,10 @@ def _power(x: Any, n: Any) -> Any:
 
 #: The functions of the GPU's library that kernels use.
 libdevice = SimpleNamespace(
-    **{name: _interpreted(getattr(np, name)) for name in ("exp", "log", "log1p", "sin", "cos", "tanh")},
+    **{
+        name: _interpreted(getattr(np, name))
+        for name in ("exp", "expm1", "log", "log1p", "sin", "cos", "tan", "sinh", "cosh", "tanh", "fmod")
+    },
     atan=_interpreted(np.arctan),
     erf=_interpreted(np.vectorize(math.erf, otypes=[np.float64])),
     pow=_interpreted(_power),

@@ -52,7 +52,7 @@ def unpack_bits(numbers, data, right, count: tl.int64, unit: tl.float32, BITS: t
 
 
 def pack(numbers: Tensor, whole: Whole) -> Bits:
-    """See :meth:`spikecore.backend.Backend.pack`."""
+    """Implementation of :meth:`spikecore.backend.Backend.pack`."""
     count, bits = numbers.numel(), whole.bits
     data = torch.empty(-(-count * bits // 8), dtype=torch.uint8, device=numbers.device)
     right = torch.empty(-(-count // BLOCK), dtype=torch.float32, device=numbers.device)
@@ -61,7 +61,7 @@ def pack(numbers: Tensor, whole: Whole) -> Bits:
 
 
 def unpack(bits: Bits, whole: Whole, count: int, dtype: torch.dtype) -> Tensor:
-    """See :meth:`spikecore.backend.Backend.unpack`."""
+    """Implementation of :meth:`spikecore.backend.Backend.unpack`."""
     data = bits.data.contiguous()
     numbers = torch.empty(count, dtype=dtype, device=data.device)
     _launch(unpack_bits, whole.bits, numbers, data, bits.right, count, whole.unit)

@@ -78,7 +78,7 @@ class Writer(KernelWriter):
     # -- names and arguments
 
     def leaf_name(self, leaf: Node) -> str:
-        """What a leaf would like to be called: the cotangent of an only output has no number."""
+        """Preferred name of a leaf: the cotangent of an only output has no number."""
         only = leaf.op == "out_grad" and len(self.program.outputs) == 1
         return "grad_out" if only else super().leaf_name(leaf)
 
@@ -99,7 +99,7 @@ class Writer(KernelWriter):
         return f"{pointer} + ({chunk} - 1) * neurons + at"
 
     def varies(self, node: Node) -> bool:
-        """Whether a value is another one for each neuron."""
+        """True if a value is another one for each neuron."""
         if node not in self._varies:
             self._varies[node] = any(
                 leaf.op in _MOVING or (leaf.op == "param" and self.kinds[str(leaf.attr)] in ("channel", "full"))
@@ -145,7 +145,7 @@ class Writer(KernelWriter):
         return [f"{name} = hold({name})" for name in stored]
 
     def opening(self) -> List[str]:
-        """What does not change from step to step, computed once."""
+        """The values that do not change from step to step, computed once."""
         lines = []
         for leaf in map(param_leaf, self.program.params):
             local, place = self.local[leaf], self.param_place(leaf)
@@ -228,7 +228,7 @@ _QUOTES = '"\\'
 
 
 def _imports(body: str) -> List[str]:
-    functions = "float32|greater|hold|lesser|negative_zero|sigmoid|sign|softplus"
+    functions = "float32|greater|hold|lesser|modulo|negative_zero|sigmoid|sign|softplus"
     ours = sorted(set(re.findall(rf"(?<!\.)\b({functions})\(|\b(libdevice)\.", body)))
     names = sorted(function or library for function, library in ours)
     return [f"\nfrom spikecore_triton.functions import {', '.join(names)}"] if names else []

@@ -55,6 +55,7 @@ class Everything(sc.Neuron):
         v = sum(getattr(ops, row.name)(x + s.v) for row in ROWS if row.is_function and row.arity == 1)
         v = v - ops.sign(v) * ops.floor(x) / ops.round(v) + ops.power(x, p.a) + ops.power(two, 3.0)
         v = v + ops.minimum(x, p.a) + ops.maximum(v, 1e-42) + ops.clamp(x, -1.0, 1e300) + ops.minimum(1e-40, x)
+        v = v + ops.remainder(x, p.a)
         v = ops.where(((x > 1.0) | ~(v <= p.a)) & (p.a != 0.25), v, ops.where(p.a < 1e-41, 1e-40, 2.5))
         return self.spike(v - 1.0, strict=True), {"v": ops.select(self.spike(v), -1e-45, ops.detach(v) * p.a)}
 
@@ -86,7 +87,7 @@ class Signs(sc.Neuron):
 
 
 def made(source: Source, case: Dict[str, Any]) -> Tuple[str, str, Tuple[int, int]]:
-    """What the compiler makes of a printed kernel: its text, the LLVM code before, registers and bytes spilled."""
+    """Results of the compiler for a printed kernel: its text, the LLVM code before, registers and bytes spilled."""
     kinds = {"pointer": "*", "number": "fp32"}
     signature = {a.name: kinds.get(a.kind, "i64") for a in source.arguments}
     for a in source.arguments:

@@ -46,7 +46,7 @@ def device() -> str:
 
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Callable[[List[Dict[str, Any]]], List[Dict[str, Any]]]:
-    """What compilers make of cases of compile_kernels.py, in a process without the interpreter."""
+    """Results of compilers for cases of compile_kernels.py, in a process without the interpreter."""
     cache = os.environ.get("SPIKECORE_CACHE_DIR")  # not set without pytest's cache
     folder = Path(cache) if cache else tmp_path_factory.mktemp("kernels")
 

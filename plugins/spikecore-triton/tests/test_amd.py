@@ -1,4 +1,4 @@
-"""What Triton makes of kernels for AMD's GPUs, one with 64 threads in a warp and one with 32: compiled, never run.
+"""Kernels that Triton compiles for AMD's GPUs, one with 64 threads in a warp and one with 32: compiled, never run.
 
 A few kernels of each kind, in a minute; tests/test_compiled.py compiles every neuron for them.
 """
@@ -24,7 +24,7 @@ Answers = Dict[Tuple[str, str], Dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def answers(built: Callable[[List[Dict[str, Any]]], List[Dict[str, Any]]]) -> Answers:
-    """What became of each case, by neuron and target."""
+    """The result of each case, by neuron and target."""
     kinds = [
         {"neuron": "LIF", "dtype": "float32", "steps": 16},
         {"neuron": "ALIF", "dtype": "float16", "steps": 2, "kind": "full", "record": True, "final": True},
@@ -95,12 +95,12 @@ def test_options_follow_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "hip", "7.0")
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(warp_size=[64, 32][device]))
-    compiler._options_on.cache_clear()
+    compiler.options_on.cache_clear()
     try:
         assert compiler.options() == {"num_warps": 4, "num_stages": 1, "enable_fp_fusion": False}
         monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
         assert compiler.options()["num_warps"] == 2
     finally:
-        compiler._options_on.cache_clear()
+        compiler.options_on.cache_clear()
     monkeypatch.undo()
     assert compiler.options()["num_warps"] == 4

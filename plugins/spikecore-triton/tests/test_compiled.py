@@ -1,4 +1,4 @@
-"""What compilers make of the kernels, for GPUs that need not be there: the arithmetic meant, and wide accesses."""
+"""Results of compilers for the kernels, for GPUs that need not be there: the arithmetic meant, and wide accesses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Triton or the driver cannot do is an error of the backend, which says which kernel and the way out."""
+"""Failures of Triton or of the driver are errors of the backend, which name the kernel and the way out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What only a GPU shows: streams, devices, graphs, large sizes, and how often the compiler runs."""
+"""Behaviour that only a GPU shows: streams, devices, graphs, large sizes, and how often the compiler runs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_spikes_are_those_of_the_cpu() -> None:
 
 
 def test_kernels_run_on_the_current_stream() -> None:
-    """What a stream computes first is there when the kernel runs on it."""
+    """Results that a stream computes first are there when the kernel runs on it."""
     neuron = sc.LIF(backend="triton")
     expected = neuron(torch.full((8, 1 << 20), 2.0, device="cuda"))
     x = torch.zeros(8, 1 << 20, device="cuda")

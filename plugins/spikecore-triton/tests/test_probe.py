@@ -1,4 +1,4 @@
-"""What the plugin says of itself, without importing what is heavy."""
+"""Description of the plugin, without heavy imports."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def info() -> BackendInfo:
 
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As without the interpreter."""
+    """Have kernels count as compiled, without the interpreter."""
     monkeypatch.setattr(spikecore_triton, "INTERPRETED", False)
 
 
@@ -65,7 +65,7 @@ def test_an_old_triton_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_listing_imports_neither_triton_nor_the_backend() -> None:
-    """What there is, is known without them; the interpreter computes on the CPU, and only where it is asked for."""
+    """The list is known without them; the interpreter computes on the CPU, and only where it is asked for."""
     program = (
         "import sys, spikecore_triton\n"
         "(info,) = spikecore_triton.spikecore_backends()\n"

@@ -11,6 +11,7 @@ from typing import Dict, Optional
 import pytest
 import torch
 
+import refusals
 import spikecore as sc
 from spikecore.backend import Spec, Unsupported
 from spikecore.kernels import ForwardPlan
@@ -44,7 +45,7 @@ def test_lif_reads_as_a_person_would_write_it(direction: str) -> None:
 def test_two_modules_of_one_text() -> None:
     """Each has lines of its own, which Triton reads: those of one stay when the other is gone."""
     text = ["def kernel():\n", "    return 1\n"]
-    first, second = (compiler._module(Source("kernel", "".join(text), (), 1)) for _ in range(2))
+    first, second = (compiler.module_of(Source("kernel", "".join(text), (), 1)) for _ in range(2))
     del first
     gc.collect()
     assert linecache.getlines(str(second.__file__)) == text
@@ -67,9 +68,4 @@ def test_numbers_are_of_the_type_of_arithmetic() -> None:
     assert printer.typed(Node("detach", (const(0.5),)), {}) == "float32(0.5)"
 
 
-def test_an_operation_without_a_text_is_refused_by_name() -> None:
-    """A program of a language with one more operation is Unsupported, not a KeyError."""
-    novel = Node("novel", (Node("input", (), "x"),))
-    program = Program("Novel", inputs=("x",), states=(), outputs=[novel], next=[], initial=[])
-    with pytest.raises(Unsupported, match="TritonPrinter has no text for the operation 'novel'"):
-        print_kernel(ForwardPlan(program, Spec(torch.float32, 4, ())))
+test_refused = refusals.table(__file__, globals(), Unsupported, ForwardPlan, Program, print_kernel)

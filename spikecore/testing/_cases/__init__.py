@@ -18,13 +18,14 @@ from spikecore.testing._cases import (
     robust,
     rows,
     steps,
+    vectors,
 )
 
 CASES = Collection()
 for _rows in (rows, random):
     _rows.add_to(CASES)
 _WRITTEN = (layers, gradients, parameters, language, edges, layouts, calls, steps, memory, online, process, robust)
-for _written in (*_WRITTEN, packed, fixed):
+for _written in (*_WRITTEN, packed, fixed, vectors):
     for _case in _written.CASES:
         CASES.put(_case)
 

@@ -12,21 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spikecore.testing._calls import (
-    Call,
-    backward_together,
-    check_each,
-    check_parameters,
-    learnable,
-    pair,
-)
+from spikecore.testing._calls import Call, backward_together, check_each, check_parameters, learnable, pair
 from spikecore.testing._case import Collection
-from spikecore.testing._compare import Mismatch, backward
 from spikecore.testing._config import Config
 from spikecore.testing._context import Context
-from spikecore.testing._custom import SWAP
 from spikecore.testing._subject import Subject, subject
-from spikecore.testing._tolerances import OTHER_DTYPES
+from spikecore.testing.compare import Mismatch, backward
+from spikecore.testing.custom import SWAP
+from spikecore.testing.tolerances import OTHER_DTYPES
 
 CASES = Collection()
 _case = CASES.family("sequences")

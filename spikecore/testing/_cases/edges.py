@@ -17,13 +17,13 @@ import spikecore as sc
 from spikecore.dtypes import DTYPES, NARROW
 from spikecore.testing._case import Collection
 from spikecore.testing._cases.process import subnormals_are_kept
-from spikecore.testing._compare import Mismatch, as_array, same
 from spikecore.testing._context import Context
-from spikecore.testing._edge_table import CONSTANTS, GROUPS, OPERATIONS, Edge, expected, grid, made, signed, slopes
 from spikecore.testing._inputs import rounded
 from spikecore.testing._oracle import Array
 from spikecore.testing._subnormal import foremost
-from spikecore.testing._tolerances import EXACT, Tolerance
+from spikecore.testing.compare import Mismatch, as_array, same
+from spikecore.testing.edge_table import CONSTANTS, GROUPS, OPERATIONS, Edge, expected, grid, made, signed, slopes
+from spikecore.testing.tolerances import EXACT, Tolerance
 
 #: Tolerances of functions that no library rounds correctly, and of gradients: relative, and absolute.
 NEAR = {False: Tolerance(2e-5, 1e-36), True: Tolerance(1e-11, 1e-300)}

@@ -12,7 +12,7 @@ from spikecore.testing._case import Collection
 from spikecore.testing._cases.rows import BACK, BOTH
 from spikecore.testing._config import Config
 from spikecore.testing._config_check import add_row
-from spikecore.testing._models import MODELS
+from spikecore.testing.models import MODELS
 
 CASES = Collection()
 #: Few steps: some compilers unroll them, and take a minute for the gradients of twelve.

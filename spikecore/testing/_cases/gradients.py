@@ -12,10 +12,10 @@ from torch import Tensor, nn
 import spikecore as sc
 from spikecore.testing._calls import Call, default_dtype
 from spikecore.testing._case import Collection
-from spikecore.testing._compare import Mismatch, as_array, backward, same
 from spikecore.testing._context import Context
 from spikecore.testing._oracle import Array
 from spikecore.testing._subject import subject
+from spikecore.testing.compare import Mismatch, as_array, backward, same
 
 CASES = Collection()
 _BACK, _STATE, _LEARN = ("gradients",), ("gradients", "state_gradients"), ("gradients", "parameter_gradients")

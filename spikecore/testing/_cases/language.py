@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from inspect import signature
 from typing import Any, Callable, Dict, Mapping, Tuple
 
 import numpy as np
 
 import spikecore as sc
-from spikecore.lang.operations import ROWS
+from spikecore.lang.operations import COMPOSED, ROWS
 from spikecore.testing._case import Collection
 from spikecore.testing._cases.rows import BACK, BOTH
-from spikecore.testing._compare import as_array, same
 from spikecore.testing._config import Config
 from spikecore.testing._config_check import add_row
 from spikecore.testing._context import Context
-from spikecore.testing._models import Model, as_written, described
+from spikecore.testing._oracle.rules import BACK as RULES
 from spikecore.testing._oracle.rules import EXACT
 from spikecore.testing._subject import subject
-from spikecore.testing._tolerances import TOLERANCES
+from spikecore.testing.compare import as_array, same
+from spikecore.testing.models import Model, as_written, described
 from spikecore.testing.naming import Naming, awkward, namings, results, usable
+from spikecore.testing.tolerances import TOLERANCES
 
 CASES = Collection()
 _LEARN = ("gradients", "parameter_gradients")
@@ -39,9 +41,10 @@ _WRITTEN: Dict[str, Callable[..., Any]] = {
     "mul": lambda n, ops, x, c: x * c,
     "div": lambda n, ops, x, c: c / x,
     "neg": lambda n, ops, x, c: -x,
-    "relu": lambda n, ops, x, c: ops.relu(x),
     "clamp": lambda n, ops, x, c: ops.clamp(x, -1.0, 1.5),
     "clamp-below": lambda n, ops, x, c: ops.clamp(x, low=c),
+    "round-straight-through": lambda n, ops, x, c: ops.round(x, straight_through=True),
+    "floor-straight-through": lambda n, ops, x, c: ops.floor(x, straight_through=True),
     "detach": lambda n, ops, x, c: ops.detach(x * x) * x,
     "select": lambda n, ops, x, c: ops.select(n.spike(x - c), x * x, c),
     "spike": lambda n, ops, x, c: n.spike(x - c),
@@ -60,15 +63,29 @@ _WRITTEN: Dict[str, Callable[..., Any]] = {
     "or": lambda n, ops, x, c: ops.where((x < -c) | (x >= c), x * x, c),
     "not": lambda n, ops, x, c: ops.where(~(x > c), x * x, c),
 }
-_FUNCTIONS = {row.name: row for row in ROWS if row.is_function and row.arity < 3 and row.name not in _WRITTEN}
+#: Name of a function of the language -> number of its arguments.
+_FUNCTIONS = {
+    **{row.name: row.arity for row in ROWS if row.is_function and row.arity < 3 and row.name not in _WRITTEN},
+    **{name: len(signature(formula).parameters) for name, formula in COMPOSED.items()},
+}
 #: Those whose other argument has no gradient.
-_ALONE = ("neg", "relu", "clamp", "detach", *(name for name, row in _FUNCTIONS.items() if row.arity == 1))
+_ALONE = (
+    "neg",
+    "clamp",
+    "round-straight-through",
+    "floor-straight-through",
+    "detach",
+    *(name for name, arity in _FUNCTIONS.items() if arity == 1),
+)
+#: Those with an infinite derivative somewhere, which get positive inputs, and a function with poles.
+_POSITIVE = {"div", "rsqrt", *(row.name for row in ROWS if row.is_function and row.unbounded)}
+_DRIVES = {**dict.fromkeys(_POSITIVE, (0.125, 3.25)), "tan": (-1.25, 1.25)}
 
 
 def operation(name: str) -> Model:
     """One operation, summed up by a leak: ``v' = v / 2 + op(x, c)``; its output is ``v'``."""
-    row = _FUNCTIONS.get(name)
-    write = _WRITTEN[name] if row is None else lambda n, ops, x, c: getattr(ops, name)(*(x, c)[: row.arity])
+    arity = _FUNCTIONS.get(name)
+    write = _WRITTEN.get(name, lambda n, ops, x, c: getattr(ops, name)(*(x, c)[:arity]))
 
     class Apply(sc.Neuron):
         states = {"v": 0.0}
@@ -78,9 +95,8 @@ def operation(name: str) -> Model:
             v = s.v * 0.5 + write(self, sc.ops, x, p.c)
             return v, {"v": v}
 
-    positive = name == "div" or (row is not None and row.unbounded)
-    exact: Dict[str, Any] = {"arithmetic": row is None or name in EXACT, "outputs": ("output",), "resets": ("none",)}
-    drive = (0.125, 3.25) if positive else (-2.5, 3.25)
+    exact: Dict[str, Any] = {"arithmetic": arity is None or name in EXACT, "outputs": ("output",), "resets": ("none",)}
+    drive = _DRIVES.get(name, (-2.5, 3.25))
     return described(Apply, name, drive, "c=0.75", twin=as_written(Apply), exact_resets=(), **exact)
 
 
@@ -90,7 +106,7 @@ def _add_operations() -> None:
         config = Config(model, "none", shape=(3, 14), bits=model.arithmetic)
         add_row(CASES, f"language/{name}", "language", "this operation has its value", config)
         holds = "this operation has its derivative"
-        if name in _WRITTEN or _FUNCTIONS[name].gradient is not None:
+        if name in _WRITTEN or name in RULES:
             add_row(CASES, f"language/{name}-gradient", "language", holds, replace(config, **BACK))
         if name not in _ALONE:
             learnt = replace(config, **{**BACK, "wanted": (), "learn": ("c",)})

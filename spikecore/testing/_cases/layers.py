@@ -12,13 +12,13 @@ import spikecore as sc
 from spikecore.layers import NormNeuron
 from spikecore.testing._case import Collection
 from spikecore.testing._cases.rows import ALL, BACK
-from spikecore.testing._compare import Mismatch, as_array, same
 from spikecore.testing._config import SHAPE, Config
 from spikecore.testing._config_check import add_row
 from spikecore.testing._context import Context
-from spikecore.testing._models import BY_NAME
 from spikecore.testing._subject import Subject
-from spikecore.testing._tolerances import OTHER_DTYPES
+from spikecore.testing.compare import Mismatch, as_array, same
+from spikecore.testing.models import BY_NAME
+from spikecore.testing.tolerances import OTHER_DTYPES
 
 CASES = Collection()
 _MODELS = ("lif", "if", "plif", "alif", "synaptic", "li")
@@ -110,6 +110,40 @@ def _add_several() -> None:
     )
 
 
+def _add_gates() -> None:
+    """Of one matrix into several inputs, and of several matrices."""
+    holds = "each input gets its rows of a matrix, and what comes back to one input adds up"
+    turn: Dict[str, Any] = {"model": "turn", "reset": "none", "shape": (6, 3, 5)}
+    ways = {
+        "gates": ("0 01",),
+        "gates-turned": ("1 10",),
+        "matrices-one-output": ("1 01", "1 1"),
+        "matrices-two-outputs": ("0 0", "1 1"),
+        "matrices-one-input": ("0 1", "1 1"),
+        "matrices-gates": ("0 10", "1 01", "0 1"),
+        "matrices-detached": ("1 01 detach", "0 0", "1 1"),
+        "matrices-all-detached": ("0 01 detach", "1 0 detach"),
+    }
+    for name, some in ways.items():
+        whole = {**turn, "ways": some, **ALL, "learn": (), "call": "run"}
+        alone = {**turn, "ways": some, "given": ("output 1",), "weights": "absent"}
+        _recurrent(name, holds, whole, {**whole, "feedback": "loop"}, alone)
+    gates: Dict[str, Any] = {**turn, "ways": ways["matrices-gates"]}
+    # many steps and sums amplify the rounding of float32
+    wide: Dict[str, Any] = {**ALL, "learn": (), "call": "run", "dtype": "float64"}
+    for name, shape in (("steps-1", (1, 3, 5)), ("wide", (4, 2, 70)), ("batches", (5, 2, 3, 4))):
+        _recurrent(f"gates-{name}", f"{holds}, {name}", {**gates, "shape": shape, **wide})
+    long = [{**turn, "shape": (45, 2, 5), "ways": some, **wide} for some in (("1 10",), ("0 0", "1 0"))]
+    _recurrent("gates-steps-45", f"{holds}, over many steps", *long)
+    learnt = {"params": "full/channel/scalar", "channel_dim": -1, "learn": ("*",)}
+    _recurrent("gates-learnt", "parameters learn beside several matrices", {**gates, **learnt})
+    _recurrent("gates-frozen", "matrices that are not learnt get no gradient", {**gates, "weights": "frozen"})
+    holds = "an input without an outer part is what comes back"
+    _recurrent("gates-alone", holds, *[{**turn, "ways": some, "alone": True} for some in (("0 01",), ("0 1", "1 01"))])
+    calls = [{**gates, "call": call, "given": ("output 0", "output 1")} for call in ("run", "short")]
+    _recurrent("gates-again", "a later call gives what the first one gives", *[{**at, "calls": 3} for at in calls])
+
+
 def _add_delays() -> None:
     """Outputs that come back later."""
     holds = "of whole delays the output of each neuron comes back so many steps later, forward and backward"
@@ -127,6 +161,7 @@ def _add_delays() -> None:
 _add_recurrent()
 _add_detached()
 _add_several()
+_add_gates()
 _add_delays()
 
 
@@ -294,3 +329,84 @@ def _running(context: Context, config: Config) -> None:
                 s.check("output", value, right, name=f"running {what}, momentum {momentum}")
             if int(norm.num_batches_tracked) != 3:
                 raise Mismatch(f"after 3 calls of {s.of} num_batches_tracked is {int(norm.num_batches_tracked)}")
+
+
+# -- named values, which a call records as states
+
+
+class _Named(sc.Neuron):
+    """Leaky neuron that names its potential before the spike, and how far that is from the threshold."""
+
+    states: Dict[str, float] = {"v": 0.0}
+    params = {"tau": 2.0}
+
+    def dynamics(self, x: Any, s: Any, p: Any) -> Any:
+        """One step."""
+        h = sc.ops.named("h", s.v + (x - s.v) / p.tau)
+        z = self.spike(h - 1.0)
+        sc.ops.named("far", 1.0 - h)
+        return z, {"v": sc.ops.select(z, 0.0, h)}
+
+
+class _Stated(_Named):
+    """The same with states in the place of named values."""
+
+    states = {"v": 0.0, "h": 0.0, "far": 0.0}
+
+    def dynamics(self, x: Any, s: Any, p: Any) -> Any:
+        """One step."""
+        h = s.v + (x - s.v) / p.tau
+        z = self.spike(h - 1.0)
+        return z, {"v": sc.ops.select(z, 0.0, h), "h": h, "far": 1.0 - h}
+
+
+_AS_STATES = "values that a definition names are recorded as states are, and carry gradients"
+
+
+@CASES.case("record/named", "state", _AS_STATES, "record", "gradients", form="")
+@CASES.case("record/named-state", "state", f"{_AS_STATES}, after a given state", "record", "gradients", form="state")
+@CASES.case("record/named-repeat", "state", f"{_AS_STATES}, of an input repeated", "record", "gradients", form="repeat")
+@CASES.case("record/named-recurrent", "state", f"{_AS_STATES}, with feedback", "record", "gradients", form="recurrent")
+@CASES.case("record/named-normalised", "state", f"{_AS_STATES}, normalised", "record", "gradients", form="normalised")
+def _named(context: Context, form: str) -> None:
+    results = []
+    for kind in (_Named, _Stated):
+        neuron = kind(backend=context.name, repeat=5 if form == "repeat" else None)
+        layer: Any = {
+            "recurrent": lambda neuron: sc.Recurrent(neuron, _filled(nn.Linear(7, 7))),
+            "normalised": lambda neuron: NormNeuron(nn.BatchNorm1d(7), neuron),
+        }.get(form, lambda neuron: neuron)(neuron)
+        context.place(layer)
+        draws = np.random.default_rng(0)
+        x = context.tensor(draws.uniform(-1.0, 4.0, (3, 7) if form == "repeat" else (5, 3, 7)), grad=True)
+        state = {name: context.tensor(draws.uniform(-0.5, 0.5, (3, 7))) for name in kind.states}
+        out, end, trace = layer.run(x, state=state if form == "state" else None, record=("far", "v", "h"))
+        if kind is _Named and "h" in end:
+            raise Mismatch(f"a named value is in the state after the last step: {sorted(end)}")
+        if form in ("", "state", "repeat"):
+            right_h = _potentials(as_array(x), as_array(state["v"]) if form == "state" else 0.0, form == "repeat")
+            same("the value", f"{kind.__name__} {form}", as_array(trace["h"]), right_h)
+        loss = sum(((k + 1.0) * value * value).sum() for k, value in enumerate((out, *trace.values())))
+        results.append({**trace, "the output": out, "the gradient": torch.autograd.grad(loss, x)[0]})
+    ours, right = results
+    for what, value in ours.items():
+        same(what, f"{_Named.__name__} {form}", as_array(value), as_array(right[what]), right="states written out")
+
+
+def _potentials(x: Any, v: Any, repeat: bool) -> Any:
+    """The potential of ``_Named`` before each spike, in float32."""
+    rows, x = [], np.asarray([x] * 5 if repeat else x, np.float32)
+    v = np.zeros_like(x[0]) + np.float32(v)
+    for x_t in x:
+        h = v + (x_t - v) / np.float32(2.0)
+        v = np.where(h >= 1.0, np.float32(0.0), h)
+        rows.append(h)
+    return np.stack(rows)
+
+
+def _filled(linear: nn.Linear) -> nn.Linear:
+    """The layer with the same weights each time."""
+    with torch.no_grad():
+        for value in linear.parameters():
+            value.copy_(torch.linspace(-0.3, 0.3, value.numel()).view_as(value))
+    return linear

@@ -14,10 +14,10 @@ import torch
 
 from spikecore.testing._case import Collection
 from spikecore.testing._cases.language import operation
-from spikecore.testing._compare import Mismatch, as_array, backward, same
 from spikecore.testing._context import Context
 from spikecore.testing._inputs import generator
 from spikecore.testing._oracle import adjoint, run
+from spikecore.testing.compare import Mismatch, as_array, backward, same
 
 CASES = Collection()
 

@@ -16,13 +16,13 @@ from spikecore.dtypes import WIDE
 from spikecore.testing._calls import Call
 from spikecore.testing._case import Collection
 from spikecore.testing._cases.rows import BACK, BOTH
-from spikecore.testing._compare import Mismatch, unchanged
 from spikecore.testing._config import Config
 from spikecore.testing._config_check import add_row, cotangents_of, leaves_of, results_of
 from spikecore.testing._context import Context
 from spikecore.testing._oracle import Array
 from spikecore.testing._subject import Subject, subject
-from spikecore.testing._tolerances import OTHER_DTYPES
+from spikecore.testing.compare import Mismatch, unchanged
+from spikecore.testing.tolerances import OTHER_DTYPES
 
 CASES = Collection()
 _later = CASES.family("sequences")

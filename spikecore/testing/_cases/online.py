@@ -11,13 +11,13 @@ from torch import Tensor, nn
 import spikecore as sc
 from spikecore.backend import Backend, Unsupported
 from spikecore.testing._case import Collection
-from spikecore.testing._compare import Mismatch, as_array
 from spikecore.testing._config import Config
 from spikecore.testing._config_check import add_row
 from spikecore.testing._context import Context
-from spikecore.testing._models import BY_NAME
 from spikecore.testing._oracle import Array, adjoint
 from spikecore.testing._subject import Subject, subject
+from spikecore.testing.compare import Mismatch, as_array
+from spikecore.testing.models import BY_NAME
 
 CASES = Collection()
 _STATE = ("gradients", "state_gradients")

@@ -12,10 +12,10 @@ from torch import Tensor
 from spikecore.backend import Whole
 from spikecore.dtypes import DTYPES
 from spikecore.testing._case import Collection
-from spikecore.testing._compare import Mismatch
 from spikecore.testing._context import Context
 from spikecore.testing._inputs import generator
 from spikecore.testing._oracle import Array
+from spikecore.testing.compare import Mismatch
 
 #: The largest number of each number of bits, and one below it, with units beside 1.
 WHOLES = (Whole(1), Whole(1, 0.25), Whole(2), Whole(3, 0.5), Whole(4, 0.25), Whole(15), Whole(16, 4.0), Whole(255))

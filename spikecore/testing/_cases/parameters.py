@@ -10,13 +10,13 @@ import torch
 
 from spikecore.testing._calls import Call
 from spikecore.testing._case import Collection
-from spikecore.testing._compare import as_array, same
 from spikecore.testing._config import SHAPE, Config
 from spikecore.testing._config_check import add_row
 from spikecore.testing._context import Context
-from spikecore.testing._custom import SWAP
-from spikecore.testing._models import BY_NAME, spread
 from spikecore.testing._subject import subject
+from spikecore.testing.compare import as_array, same
+from spikecore.testing.custom import SWAP
+from spikecore.testing.models import BY_NAME, spread
 
 CASES = Collection()
 _case = CASES.family("parameters")

@@ -22,10 +22,10 @@ import torch
 
 from spikecore.testing._calls import Call, backward_together, pair
 from spikecore.testing._case import Collection
-from spikecore.testing._compare import Mismatch
 from spikecore.testing._context import Context
 from spikecore.testing._subject import Subject, subject
-from spikecore.testing._threads import at_once
+from spikecore.testing.compare import Mismatch
+from spikecore.testing.threads import at_once
 
 CASES = Collection()
 _BACK = ("gradients",)
@@ -310,11 +310,7 @@ def _stream(context: Context) -> None:
 
 
 @CASES.case(
-    "robust/other-device",
-    "robust",
-    "the device of the tensors counts, whichever is current",
-    *_BACK,
-    "state_gradients",
+    "robust/other-device", "robust", "the device of the tensors counts, whichever is current", *_BACK, "state_gradients"
 )
 def _other_device(context: Context) -> None:
     """The last device of this kind, while another is current; where there is but one, that one."""

@@ -52,7 +52,7 @@ def _frozen() -> Tuple[Config, ...]:
 
 @lru_cache(maxsize=8)
 def _drawn(seed: int) -> Tuple[Config, ...]:
-    from spikecore.testing.random_programs._draw import configs, drawn
+    from spikecore.testing.random_programs.draw import configs, drawn
 
     neurons = [(NEURONS[name], reset) for name, reset in _NEURONS]
     return tuple(drawn(configs(lambda name: True, tuple(DTYPES), neurons, _SHAPES), len(_frozen()), seed))

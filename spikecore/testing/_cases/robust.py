@@ -14,12 +14,12 @@ from torch.utils.checkpoint import checkpoint
 import spikecore as sc
 from spikecore.testing._calls import Call, check_parameters, learnable
 from spikecore.testing._case import Collection, Undeclared
-from spikecore.testing._compare import Mismatch, as_array, same
 from spikecore.testing._config import Config
 from spikecore.testing._context import Context
 from spikecore.testing._oracle import run
 from spikecore.testing._subject import Subject, subject
-from spikecore.testing._tolerances import TOLERANCES
+from spikecore.testing.compare import Mismatch, as_array, same
+from spikecore.testing.tolerances import TOLERANCES
 
 CASES = Collection()
 _case = CASES.family("robust")

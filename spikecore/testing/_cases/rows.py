@@ -8,11 +8,11 @@ from typing import Any, Callable, Dict, Iterator, Tuple
 from spikecore.testing._case import Collection
 from spikecore.testing._config import Config, Names
 from spikecore.testing._config_check import add_row
-from spikecore.testing._custom import CUSTOM
-from spikecore.testing._models import MODELS, Model
 from spikecore.testing._oracle import OTHER_ARGUMENTS, SURROGATES
-from spikecore.testing._strides import EXPANDED, LAYOUTS
-from spikecore.testing._tolerances import OTHER_DTYPES
+from spikecore.testing._strides import BROADCAST, EXPANDED, LAYOUTS
+from spikecore.testing.custom import CUSTOM
+from spikecore.testing.models import MODELS, Model
+from spikecore.testing.tolerances import OTHER_DTYPES
 
 #: A forward call whose input requires a gradient, and a backward pass from its outputs.
 BACK: Dict[str, Any] = {"call": "short", "wanted": ("inputs",), "given": ("outputs",)}
@@ -131,6 +131,7 @@ def add_to(cases: Collection) -> None:
     _kinds_of_state(cases)
     _turning(cases)
     _repeated(cases)
+    _broadcast(cases)
     _sizes(cases)
     _wanted(cases)
     _custom(cases)
@@ -139,19 +140,21 @@ def add_to(cases: Collection) -> None:
 
 def _core(cases: Collection, model: Model, reset: str, name: str) -> None:
     which: Dict[str, Any] = {"model": model.name, "reset": reset}
+    # the core needs no capability: a neuron of several inputs is no part of it
+    tier = "core" if len(model.oracle.inputs) == 1 else "parameters"
     holds = "outputs and final state are the oracle's, on inputs with a margin"
-    add_row(cases, f"forward/{name}", "core", holds, Config(**which))
+    add_row(cases, f"forward/{name}", tier, holds, Config(**which))
     if reset in model.exact_resets:
         holds = "outputs and final state are the oracle's to the bit where potentials meet the threshold"
-        add_row(cases, f"exact/{name}", "core", holds, Config(**which, exact=True))
+        add_row(cases, f"exact/{name}", tier, holds, Config(**which, exact=True))
     if model.arithmetic:
         holds = "the final state of a neuron of + - * / is bit for bit that of IEEE arithmetic in source order"
-        add_row(cases, f"bits/{name}", "core", holds, Config(**which, bits=True))
+        add_row(cases, f"bits/{name}", tier, holds, Config(**which, bits=True))
     holds = "step by step gives what all steps at once give"
-    add_row(cases, f"single-step/{name}", "core", holds, Config(**which, call="single", shape=(5, 3, 7)))
+    add_row(cases, f"single-step/{name}", tier, holds, Config(**which, call="single", shape=(5, 3, 7)))
     for detach in (False, True) if model.fires and reset != "none" else (False,):
         id = f"gradient/{name}{'-detach' if detach else ''}"
-        add_row(cases, id, "core", "the input gradient is the oracle's", Config(**which, **BACK, detach=detach))
+        add_row(cases, id, tier, "the input gradient is the oracle's", Config(**which, **BACK, detach=detach))
 
 
 def _surrogates(cases: Collection) -> None:
@@ -346,6 +349,66 @@ def _repeated(cases: Collection) -> None:
         holds = "the sum over the steps is rounded to this dtype once"
         configs = [Config(model, "none", dtype=dtype, repeat=True, shape=(40, 64), **BACK) for model in ("li", "turn")]
         add_row(cases, f"repeat/{dtype}", "dtypes", holds, *configs)
+
+
+def _broadcast(cases: Collection) -> None:
+    """Inputs that broadcast over others."""
+
+    def add(name: str, holds: str, *configs: Config, tier: str = "state") -> None:
+        add_row(cases, f"broadcast/{name}", tier, holds, *configs)
+
+    turn: Dict[str, Any] = {"model": "turn", "reset": "none", "bits": True}
+    back = {**BACK, "learn": ("*",)}
+    # rows of odd length, of one that fits vectors, and longer than a block; an image in two layouts
+    shapes = [Config(**turn, shape=shape, **back) for shape in ((6, 3, 5), (17, 12, 64), (3, 4, 1031), (4, 640, 3))]
+    shapes += [Config(**turn, shape=_IMAGE, x=x, **back) for x in ("contiguous", "channels-last")]
+    for how in BROADCAST:
+        holds = f"an input that broadcasts ({how}) is read as what it stands for, and its gradient is the sum"
+        for name in ("x", "y"):
+            add(f"{name}-{how}", holds, *[replace(config, broadcast=(f"{name} {how}",)) for config in shapes])
+        spikes = Config("gated", "hard", exact=True, shape=(9, 4, 33), broadcast=(f"gate {how}",), **back)
+        add(f"spikes-{how}", f"{holds} of a neuron that fires", spikes)
+    small: Dict[str, Any] = {**turn, "shape": (20, 6, 24)}
+    holds = "so it is from a given state, recorded, with parameters of each kind that are learnt"
+    for params in ("scalar", "channel", "full", "channel/full/number"):
+        learn = ("leak",) if params == "channel/full/number" else ("*",)
+        every = {**ALL, "learn": learn, "params": params}
+        add(f"everything-{params.replace('/', '-')}", holds, *[
+            Config(**small, **every, broadcast=(f"y {how}",)) for how in ("batch", "step", "time")
+        ])  # fmt: skip
+    holds = "two inputs that broadcast in different ways do not meet"
+    pairs = [
+        ("x batch", "y time"),
+        ("x time", "y step"),
+        ("x step", "y time"),
+        ("x batch", "y last"),
+        ("x time", "y batch"),
+    ]
+    add("both", holds, *[Config(**small, **back, broadcast=pair) for pair in pairs])
+    holds = "one that wants no gradient gets none, and one alone gets its own"
+    wanted = [{**back, "wanted": names} for names in (("x",), ("y",), ())]
+    add("wanted", holds, *[Config(**small, **each, broadcast=("y batch",)) for each in wanted])
+    alone = {**BOTH, "wanted": ("y",), "learn": ()}
+    add("wanted-alone", holds, *[Config(**small, **alone, broadcast=(f"y {how}",)) for how in ("batch", "step")])
+    for call in ("single", "carried", "cut"):
+        holds = f"and step by step, or in pieces ({call})"
+        each = [Config("gated", "hard", exact=True, shape=(8, 4, 9), call=call, broadcast=(f"gate {how}",), **{
+            key: value for key, value in BACK.items() if key != "call"}) for how in ("batch", "step")]  # fmt: skip
+        add(f"{call}", holds, *each)
+    for layout in ("strided", "transposed", "part", "expanded-steps"):
+        holds = "wherever its numbers lie"
+        config = Config(**small, **back, lay=(f"y {layout}",), broadcast=("y batch",))
+        add(f"lies-{layout}", holds, config, replace(config, x=layout), replace(config, broadcast=("y step",)))
+    holds = "and with many chunks of steps"
+    add(
+        "long",
+        holds,
+        *[Config(**turn, shape=(250, 4, 40), **back, broadcast=(f"y {how}",)) for how in ("batch", "step")],
+    )
+    for dtype in OTHER_DTYPES:
+        holds = "the sum is rounded to this dtype once"
+        configs = [Config(**small, dtype=dtype, **back, broadcast=(f"y {how}",)) for how in ("batch", "step", "last")]
+        add(dtype, holds, *configs, tier="dtypes")
 
 
 def _sizes(cases: Collection) -> None:

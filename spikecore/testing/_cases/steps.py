@@ -9,12 +9,12 @@ import torch
 
 from spikecore.testing._calls import Call, check_parameters
 from spikecore.testing._case import Collection
-from spikecore.testing._compare import Mismatch, as_array, same
 from spikecore.testing._context import Context
-from spikecore.testing._custom import library_surrogate
-from spikecore.testing._models import BY_NAME
 from spikecore.testing._subject import Subject, subject
-from spikecore.testing._tolerances import TOLERANCES
+from spikecore.testing.compare import Mismatch, as_array, same
+from spikecore.testing.custom import library_surrogate
+from spikecore.testing.models import BY_NAME
+from spikecore.testing.tolerances import TOLERANCES
 
 CASES = Collection()
 _case = CASES.family("sequences")

@@ -4,7 +4,7 @@ Nothing here computes with spikecore.lang, a backend or torch: an error in one o
 Which operations there are is said by :mod:`spikecore.lang.operations`; what they are, by :mod:`rules` alone.
 """
 
-from spikecore.testing._oracle.layers import FEEDBACK, Affine, Matrix, Norm
+from spikecore.testing._oracle.layers import FEEDBACK, Affine, Matrices, Matrix, Norm, names_of_outputs
 from spikecore.testing._oracle.rules import Array
 from spikecore.testing._oracle.surrogates import OTHER_ARGUMENTS, SURROGATES, Derivative
 from spikecore.testing._oracle.through_time import Gradients, Next, Oracle, Step, Trajectory, adjoint, run, summed
@@ -18,6 +18,7 @@ __all__ = [
     "Array",
     "Derivative",
     "Gradients",
+    "Matrices",
     "Matrix",
     "Next",
     "Norm",
@@ -27,6 +28,7 @@ __all__ = [
     "Value",
     "adjoint",
     "distances",
+    "names_of_outputs",
     "ops",
     "run",
     "summed",

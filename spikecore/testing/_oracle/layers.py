@@ -6,7 +6,7 @@ channels: ``u = (x - mean) / sqrt(variance + eps) w + b``.
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -27,8 +27,8 @@ class Matrix(NamedTuple):
     mask: Any = 1.0
     #: True if the fed-back output is a constant.
     detach: bool = False
-    #: Numbers of the input that is added to, and of the output that comes back.
-    into: int = 0
+    #: Numbers of the inputs that its rows are added to, in parts, and of the output that comes back.
+    into: Tuple[int, ...] = (0,)
     output: int = 0
     #: For each neuron how many steps later its output comes back, ``[H]``; None for none.
     delay: Any = None
@@ -57,6 +57,50 @@ class Matrix(NamedTuple):
         """Those of weight and bias at a step: for the cotangent of what the neuron got, and the output before it."""
         rows, before = (value.reshape(-1, value.shape[-1]) for value in (g, y))
         return {"weight": rows.T @ before * self.mask, "bias": rows.sum(0)}
+
+
+class Matrices(NamedTuple):
+    """All matrices of a layer. What comes back to one input adds up."""
+
+    each: Tuple[Matrix, ...]
+
+    @property
+    def names(self) -> Dict[int, str]:
+        """Output that comes back -> its name in the state."""
+        return names_of_outputs([matrix.output for matrix in self.each])
+
+    def drives(self, inputs: Sequence[Array], fed: Mapping[int, Array], t: int, sign: float = 1.0) -> List[Array]:
+        """Inputs with what comes back at step ``t``. ``fed``: outputs from that before the first step on."""
+        drives = [*inputs]
+        for matrix in self.each:
+            back = matrix.back(matrix.arriving(fed[matrix.output], t))
+            for number, part in zip(matrix.into, np.split(back, len(matrix.into), -1)):
+                drives[number] = matrix.rounded(drives[number] + sign * part)
+        return drives
+
+    def sent(self, to_inputs: Sequence[Array]) -> Dict[int, Array]:
+        """For each output the cotangent that comes from those of the inputs of a step."""
+        sent: Dict[int, Array] = {}
+        for matrix in self.each:
+            rows = np.concatenate([to_inputs[number] for number in matrix.into], -1) @ matrix.weight
+            sent[matrix.output] = sent.get(matrix.output, 0.0) + (0.0 if matrix.detach else 1.0) * rows
+        return sent
+
+    def gradients(self, to_inputs: Sequence[Array], fed: Mapping[int, Array], t: int) -> Dict[str, Array]:
+        """Those of weights and biases at a step; of several with their number in front."""
+        named: Dict[str, Array] = {}
+        for number, matrix in enumerate(self.each):
+            rows = np.concatenate([to_inputs[k] for k in matrix.into], -1)
+            front = f"{number}." if len(self.each) > 1 else ""
+            for name, value in matrix.gradients(rows, matrix.arriving(fed[matrix.output], t)).items():
+                named[front + name] = value
+        return named
+
+
+def names_of_outputs(outputs: Sequence[int]) -> Dict[int, str]:
+    """Numbers of outputs that come back -> their names in the state."""
+    numbers = sorted({*outputs})
+    return {k: FEEDBACK if len(numbers) == 1 else f"{FEEDBACK}.{k}" for k in numbers}
 
 
 class Affine(NamedTuple):

@@ -7,7 +7,7 @@ bits of a backend that keeps to source order.
 
 from __future__ import annotations
 
-from typing import Any, Tuple
+from typing import Any, Dict, List, Sequence, Tuple
 
 from spikecore.testing._oracle.through_time import Next, Oracle
 from spikecore.testing._oracle.values import Value, ops
@@ -125,6 +125,22 @@ class Synaptic(Membrane):
         return spikes, {**after, "i": i}
 
 
+class CobaLIF(Membrane):
+    """``g' = alpha g + x`` twice; ``h = v + (v_rest - v + ge' (rev_e - v) + gi' (rev_i - v)) / tau``."""
+
+    inputs = ("e", "i")
+    rest = {"ge": 0.0, "gi": 0.0, "v": "v_reset"}
+    params = ("tau", "alpha_e", "alpha_i", "rev_e", "rev_i", "v_rest", *Membrane.params)
+    reset_states: Any = ("v",)
+    values, drive = {"alpha_i": 0.75, "v_rest": 0.125, "v_reset": 0.25}, (0.0, 2.0)
+
+    def step(self, s: Any, p: Any, *x: Value) -> Next:
+        ge, gi = p.alpha_e * s.ge + x[0], p.alpha_i * s.gi + x[1]
+        pull = p.v_rest - s.v + ge * (p.rev_e - s.v) + gi * (p.rev_i - s.v)
+        spikes, after = self.fired(s.v + pull / p.tau, p)
+        return spikes, {**after, "ge": ge, "gi": gi}
+
+
 class ALIF(Membrane):
     """LIF with threshold ``raised = threshold + beta a``; ``a' = rho a + z``, whose spike is never detached."""
 
@@ -163,6 +179,23 @@ class TernaryLIF(Membrane):
         up, down = self.fire(h - p.threshold), self.fire(-h - p.threshold)
         z = up - down
         return (z,), {"v": self.after(h, up + down if self.reset == "hard" else z, p, p.threshold)}
+
+
+class ILIF(Oracle):
+    """A count of spikes with the derivative of a limited potential; the reset subtracts all of them."""
+
+    rest = {"v": 0.0}
+    params = ("beta", "threshold")
+    levels, rounding, v_min = 4, "nearest", None
+    drive = (-1.0, 3.0)
+
+    def step(self, s: Any, p: Any, *x: Value) -> Next:
+        h = s.v * p.beta + x[0]
+        u = ops.clamp(h / p.threshold, 0.0, float(self.levels))
+        whole = ops.round(u) if self.rounding == "nearest" else ops.floor(u)
+        z = whole + (u - ops.detach(u))
+        v = h - (ops.detach(z) if self.detach else z) * p.threshold
+        return (z,), {"v": v if self.v_min is None else ops.clamp(v, self.v_min)}
 
 
 class CLIF(Oracle):
@@ -319,3 +352,50 @@ class Lapicque(Delayed):
         r = self.flag(s.v - p.threshold)
         u = x[0] * p.R * (1.0 / (p.R * p.C)) * p.time_step + (1.0 - p.time_step / (p.R * p.C)) * s.v
         return self.fired_from(self.cleared(u, r, p), r, p)
+
+
+# Neurons with vectors, whose values have names as in a program: d[0], d[1], ...
+
+
+def each(values: Any, name: str) -> List[Value]:
+    """The values of a vector."""
+    return [value for key, value in vars(values).items() if key.partition("[")[0] == name]
+
+
+def numbered(name: str, values: Sequence[Value]) -> Dict[str, Value]:
+    """The values of a vector by their names."""
+    return {f"{name}[{k}]": value for k, value in enumerate(values)}
+
+
+def total(values: Sequence[Value]) -> Value:
+    """Their sum, from the first on."""
+    first, *others = values
+    for value in others:
+        first = first + value
+    return first
+
+
+class DHLIF(Oracle):
+    """``d' = k d + (1 - k) x`` of each branch, ``h = a v + (1 - a) sum(d') - threshold y``."""
+
+    strict, reset_states = True, ("y",)
+
+    def step(self, s: Any, p: Any, *x: Value) -> Next:
+        keeps, a = [ops.sigmoid(w) for w in each(p, "w_branch")], ops.sigmoid(p.w_soma)
+        d = [k * before + (1.0 - k) * drive for k, before, drive in zip(keeps, each(s, "d"), x)]
+        h = a * s.v + (1.0 - a) * total(d) - p.threshold * s.y
+        z = self.fire(h - p.threshold)
+        return (z,), {**numbered("d", d), "v": h, "y": z}
+
+
+class SpikingSSM(Membrane):
+    """``s' = k s + (1 - k) / rate b x`` with ``k = exp(-dt rate)`` of each state; ``sum(c s') + d x`` charges."""
+
+    def step(self, s: Any, p: Any, *x: Value) -> Next:
+        rates = each(p, "rate")
+        keeps = [ops.exp(-p.dt * rate) for rate in rates]
+        gains = [(1.0 - k) / rate * b for k, rate, b in zip(keeps, rates, each(p, "b"))]
+        after = [k * before + gain * x[0] for k, before, gain in zip(keeps, each(s, "s"), gains)]
+        y = total([c * value for c, value in zip(each(p, "c"), after)]) + p.d * x[0]
+        (z,), rest = self.fired(charge(True, y, s.v, p.tau, p.v_reset), p)
+        return (z,), {**rest, **numbered("s", after)}

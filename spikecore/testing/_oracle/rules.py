@@ -46,6 +46,16 @@ def _softplus(x: Array) -> Array:
     return np.logaddexp(x, 0.0)
 
 
+def _remainder(x: Array, divisor: Array) -> Array:
+    """Of the sign of the divisor; the sign of a zero is that of ``x``."""
+    r = np.fmod(x, divisor)
+    return np.asarray(np.where((r != 0) & ((r < 0) != (divisor < 0)), r + divisor, r))
+
+
+def _silu(x: Array) -> Array:
+    return x * _logistic(x)
+
+
 def _bell(x: Array) -> Array:
     """The derivative of erf."""
     return np.asarray(2.0 / math.sqrt(math.pi) * np.exp(-x * x))
@@ -68,6 +78,10 @@ _EXACT: Dict[str, Callable[..., Any]] = {
     "sign": _sign,
     "floor": np.floor,
     "round": np.rint,
+    "ceil": np.ceil,
+    "trunc": np.trunc,
+    "relu": lambda x: np.where(x <= 0, np.zeros_like(x), x),
+    "remainder": _remainder,
     "minimum": minimum,
     "maximum": maximum,
     "clamp": lambda x, low, high: minimum(maximum(x, low), high),
@@ -87,12 +101,20 @@ _EXACT: Dict[str, Callable[..., Any]] = {
 #: op -> its value in float64, of which a backend may be off in the last digits.
 ROUNDED: Dict[str, Callable[..., Any]] = {
     "exp": np.exp,
+    "expm1": np.expm1,
     "log": np.log,
+    "log1p": np.log1p,
     "sin": np.sin,
     "cos": np.cos,
+    "tan": np.tan,
+    "sinh": np.sinh,
+    "cosh": np.cosh,
     "tanh": np.tanh,
     "sigmoid": _logistic,
     "softplus": _softplus,
+    "silu": _silu,
+    "logaddexp": np.logaddexp,
+    "rsqrt": lambda x: 1.0 / np.sqrt(x),
     "atan": np.arctan,
     "erf": np.vectorize(math.erf, otypes=[np.float64]),
     "power": np.power,
@@ -106,6 +128,16 @@ EXACT = frozenset((*_EXACT, "spike"))
 def _both(g: Array, a: Array, b: Array, a_loses: Array, b_loses: Array) -> Tuple[Array, Array]:
     shared = np.where(a == b, g / g.dtype.type(2), g)
     return np.where(a_loses, 0 * np.ones_like(g), shared), np.where(b_loses, 0 * np.ones_like(g), shared)
+
+
+def _silu_back(g: Array, y: Array, x: Array) -> Tuple[Array]:
+    s = VALUE["sigmoid"](x)
+    return (g * (s + x * s * (1 - s)),)
+
+
+def _logaddexp_back(g: Array, y: Array, a: Array, b: Array) -> Tuple[Array, Array]:
+    apart = np.where(a == b, 0 * np.ones_like(a), a - b)
+    return g * VALUE["sigmoid"](apart), g * VALUE["sigmoid"](-apart)
 
 
 def _power_back(g: Array, y: Array, x: Array, n: Array) -> Tuple[Array, Array]:
@@ -131,16 +163,26 @@ BACK: Dict[str, Callable[..., Tuple[Any, ...]]] = {
     "div": lambda g, y, a, b: (g / b, -g * (y / b)),
     "neg": lambda g, y, a: (-g,),
     "exp": lambda g, y, a: (g * y,),
+    "expm1": lambda g, y, a: (g * (y + 1),),
     "log": lambda g, y, a: (g / a,),
+    "log1p": lambda g, y, a: (g / (a + 1),),
     "sqrt": lambda g, y, a: (g / (y + y),),
     "sin": lambda g, y, a: (g * VALUE["cos"](a),),
     "cos": lambda g, y, a: (-g * VALUE["sin"](a),),
+    "tan": lambda g, y, a: (g * (1 + y * y),),
+    "sinh": lambda g, y, a: (g * VALUE["cosh"](a),),
+    "cosh": lambda g, y, a: (g * VALUE["sinh"](a),),
     "tanh": lambda g, y, a: (g * (1 - y * y),),
     "sigmoid": lambda g, y, a: (g * (1 - y) * y,),
     "softplus": lambda g, y, a: (g * VALUE["sigmoid"](a),),
+    "silu": _silu_back,
+    "logaddexp": _logaddexp_back,
+    "rsqrt": lambda g, y, a: (-g * (y / np.sqrt(a)) / (2 * np.sqrt(a)),),
     "atan": lambda g, y, a: (g / (a * a + 1),),
     "erf": lambda g, y, a: (g * wide(_bell)(a),),
     "abs": lambda g, y, a: (g * _sign(a),),
+    "relu": lambda g, y, a: (np.where(a <= 0, 0 * np.ones_like(g), g),),
+    "remainder": lambda g, y, a, b: (g, -g * np.rint((a - y) / b)),
     "power": _power_back,
     "minimum": lambda g, y, a, b: _both(g, a, b, a > b, a < b),
     "maximum": lambda g, y, a, b: _both(g, a, b, a < b, a > b),

@@ -75,6 +75,10 @@ def _log_tail(u: Array, alpha: float) -> Any:
     return np.where(u > 1, 1.0 / np.maximum(u, 1.0), np.where(u > 0, 1.0, alpha))
 
 
+def _normal(u: Array, mean: float, deviation: float) -> Any:
+    return np.exp(-((u - mean) ** 2) / (2 * deviation**2)) / math.sqrt(2 * math.pi * deviation**2)
+
+
 def _nowhere(**arguments: float) -> Tuple[float, ...]:
     return ()
 
@@ -92,6 +96,14 @@ _BY_NAME: Dict[str, _Row] = {
     "ATan": _Row({"alpha": 2.0}, {"alpha": 3.5}, lambda u, alpha: alpha / 2 / (1 + (math.pi / 2 * alpha * u) ** 2)),
     "Sigmoid": _Row({"alpha": 4.0}, {"alpha": 0.75}, _bell),
     "FastSigmoid": _Row({"slope": 25.0}, {"slope": 0.5}, lambda u, slope: 1 / (1 + slope * np.abs(u)) ** 2),
+    "Super": _Row({"slope": 100.0}, {"slope": 3.0}, lambda u, slope: (1 + slope * np.abs(u)) ** -2.0),
+    "MultiGaussian": _Row(
+        {"sigma": 0.5, "h": 0.15, "s": 6.0, "gamma": 0.5},
+        {"sigma": 0.8, "h": 0.3, "s": 3.0, "gamma": 1.0},
+        lambda u, sigma, h, s, gamma: (
+            gamma * ((1 + h) * _normal(u, 0, sigma) - h * sum(_normal(u, m, s * sigma) for m in (sigma, -sigma)))
+        ),
+    ),
     "SuperSpike": _Row({"alpha": 1.0}, {"alpha": 4.0}, lambda u, alpha: alpha / (1 + np.abs(u)) ** 2),
     "PiecewiseQuadratic": _Row(
         {"alpha": 1.0}, {"alpha": 0.5}, lambda u, alpha: np.maximum(0.0, alpha - alpha * alpha * np.abs(u))

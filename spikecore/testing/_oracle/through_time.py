@@ -13,7 +13,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tup
 
 import numpy as np
 
-from spikecore.testing._oracle.layers import FEEDBACK, Matrix, Norm
+from spikecore.testing._oracle.layers import Matrices, Norm
 from spikecore.testing._oracle.moved import Moves
 from spikecore.testing._oracle.rules import Array
 from spikecore.testing._oracle.surrogates import SURROGATES, Derivative
@@ -102,7 +102,7 @@ class Trajectory(NamedTuple):
     #: True if the run started at rest.
     at_rest: bool
     #: The layer around the neuron, and the inputs of that.
-    layer: Union[Matrix, Norm, None] = None
+    layer: Union[Matrices, Norm, None] = None
     layer_inputs: Sequence[Array] = ()
 
     @property
@@ -153,7 +153,7 @@ def run(
     state: Optional[Mapping[str, Array]] = None,
     dtype: Any = np.float64,
     decisions: bool = False,
-    layer: Union[Matrix, Norm, None] = None,
+    layer: Union[Matrices, Norm, None] = None,
 ) -> Trajectory:
     """All steps of ``inputs``, ``[T, *N]`` each, from ``state`` or from rest. Parameters broadcast against ``[*N]``.
 
@@ -165,21 +165,20 @@ def run(
     shape = xs[0].shape[1:]
     p = {name: np.asarray(value, dtype) for name, value in params.items()}
     rest = {name: value.array for name, value in oracle.start(_leaves(p)).items()}
-    matrix = layer if isinstance(layer, Matrix) else None
-    if matrix is not None:
-        rest[FEEDBACK] = np.zeros(())
+    matrices = layer if isinstance(layer, Matrices) else None
+    names = {} if matrices is None else matrices.names
+    rest.update(dict.fromkeys(names.values(), np.zeros(())))
     start = {name: np.broadcast_to(np.asarray((state or rest)[name], dtype), shape) for name in rest}
     current, steps = start, []
-    fed = [start[FEEDBACK]] if matrix is not None else []
-    for at in zip(*xs):
-        if matrix is not None:
-            drive = matrix.rounded(at[matrix.into] + matrix.back(matrix.arriving(np.stack(fed), len(fed) - 1)))
-            at = (*at[: matrix.into], drive, *at[matrix.into + 1 :])
+    fed = {output: [start[name]] for output, name in names.items()}
+    for t, at in enumerate(zip(*xs)):
+        if matrices is not None:
+            at = tuple(matrices.drives(at, {output: np.stack(values) for output, values in fed.items()}, t))
         _, (outputs, after), noted = computed(oracle, current, p, at)
-        after = {**after, FEEDBACK: outputs[0 if matrix is None else matrix.output]}
+        after = {**after, **{name: outputs[output] for output, name in names.items()}}
         before, current = current, {name: over(after[name].array, shape) for name in rest}
-        if matrix is not None:
-            fed.append(current[FEEDBACK])
+        for output, name in names.items():
+            fed[output].append(current[name])
         near = tuple(distances((*outputs, *after.values()))) if decisions else ()
         steps.append(Step(before, at, tuple(over(y.array, shape) for y in outputs), current, noted._tested, near))
     count = len(steps[0].outputs) if steps else oracle.outputs
@@ -203,6 +202,7 @@ def over(value: Array, shape: Tuple[int, ...]) -> Array:
     return value if np.shape(value) == shape else np.broadcast_to(value, shape)
 
 
+@np.errstate(all="ignore")  # cotangents that are not finite are values, as those of steps are
 def adjoint(
     seen: Trajectory,
     outputs: Sequence[Optional[Array]],
@@ -217,30 +217,33 @@ def adjoint(
     """
     shape = seen.outputs[0].shape[1:]
     zero = np.zeros(shape, dtype)
-    ends, matrix = dict(final or {}), seen.layer if isinstance(seen.layer, Matrix) else None
+    ends, matrices = dict(final or {}), seen.layer if isinstance(seen.layer, Matrices) else None
+    names = {} if matrices is None else matrices.names
     g: Dict[str, Array] = {name: np.asarray(ends.get(name, zero), dtype) for name in seen.start}
     g_inputs: List[Tuple[Array, ...]] = []
-    sent: List[Array] = []
-    fed = np.stack([seen.start[FEEDBACK], *seen.outputs[matrix.output]]) if matrix is not None else zero
+    sent: Dict[int, List[Array]] = {output: [] for output in names}
+    fed = {output: np.stack([seen.start[name], *seen.outputs[output]]) for output, name in names.items()}
     g_params = {name: np.zeros(np.shape(value)) for name, value in seen.params.items()}
     for t in reversed(range(len(seen.steps))):
         for name, cotangent in (trace or {}).items():
             g[name] = Moves.plus(g[name], np.asarray(cotangent[t], dtype))
         g_out = [zero if cotangent is None else np.asarray(cotangent[t], dtype) for cotangent in outputs]
-        if matrix is not None:
-            g_out[matrix.output] = g_out[matrix.output] + g[FEEDBACK]
+        for output, name in names.items():
+            g_out[output] = g_out[output] + g[name]
         inputs, g, of_params = back(seen, t, g, g_out)
         g_inputs.append(inputs)
         for name, value in of_params.items():
             g_params[name] = Moves.plus(g_params[name], summed(value, shape, g_params[name].shape))
-        if matrix is not None:
-            to_drive = inputs[matrix.into]
-            sent.insert(0, to_drive @ matrix.weight)
-            g[FEEDBACK] = zero if matrix.detach else matrix.departing(sent, t)
-            for name, value in matrix.gradients(to_drive, matrix.arriving(fed, t)).items():
+        if matrices is not None:
+            for output, rows in matrices.sent(inputs).items():
+                sent[output].insert(0, rows)
+                # a matrix with delays is alone
+                g[names[output]] = matrices.each[0].departing(sent[output], t)
+            for name, value in matrices.gradients(inputs, fed, t).items():
                 g_params[name] = g_params.get(name, 0.0) + value
         if 0 < cut == t:
-            g, sent = dict.fromkeys(g, zero), [np.zeros_like(value) for value in sent]
+            g = dict.fromkeys(g, zero)
+            sent = {output: [np.zeros_like(value) for value in values] for output, values in sent.items()}
     if seen.at_rest:
         leaves = _leaves(seen.params)
         of_rest = cotangents((value, g[name]) for name, value in seen.oracle.start(leaves).items())

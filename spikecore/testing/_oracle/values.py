@@ -87,9 +87,13 @@ class _Functions:
         """``x`` within bounds."""
         return apply("clamp", x, low, high)
 
-    def relu(self, x: Value) -> Value:
-        """0 where ``x <= 0``, else ``x``."""
-        return apply("where", x <= 0.0, 0.0, x)
+    def round(self, x: Value, straight_through: bool = False) -> Value:
+        """The nearest whole number, and the derivative of ``x``."""
+        return apply("round", x) + (x - apply("detach", x)) if straight_through else apply("round", x)
+
+    def floor(self, x: Value, straight_through: bool = False) -> Value:
+        """The whole number below, and the derivative of ``x``."""
+        return apply("floor", x) + (x - apply("detach", x)) if straight_through else apply("floor", x)
 
 
 ops: Any = _Functions()
@@ -98,8 +102,9 @@ ops: Any = _Functions()
 #: op -> how far its arguments are from where it decides otherwise.
 _DISTANCES: Dict[str, Callable[..., Tuple[Array, ...]]] = {
     **dict.fromkeys(("ge", "gt", "le", "lt", "eq", "ne", "minimum", "maximum"), lambda a, b: (a - b,)),
-    **dict.fromkeys(("sign", "abs"), lambda x: (x,)),
-    "floor": lambda x: (x - np.rint(x),),
+    **dict.fromkeys(("sign", "abs", "relu"), lambda x: (x,)),
+    **dict.fromkeys(("floor", "ceil", "trunc"), lambda x: (x - np.rint(x),)),
+    "remainder": lambda x, divisor: (x / divisor - np.rint(x / divisor),),
     "round": lambda x: (x - np.floor(x) - 0.5,),
     "clamp": lambda x, low, high: (x - low, x - high, high - low),
 }

@@ -1,6 +1,6 @@
 """Random neurons against an oracle that uses nothing of the language.
 
-:mod:`._draw` draws the text of a step and a call of it with Hypothesis. A backend runs the text as a neuron class; the
+:mod:`.draw` draws the text of a step and a call of it with Hypothesis. A backend runs the text as a neuron class; the
 oracle runs it on NumPy's numbers (:mod:`._program`). :mod:`._check` compares the two as it compares any configuration.
 
 ``python -m spikecore.testing.random_programs torch --seed 7 --count 100`` runs a hundred programs; one that differs is

@@ -8,14 +8,14 @@ import secrets
 from dataclasses import replace
 from typing import Any, Callable, Optional, Tuple
 
-from spikecore._plugins.registry import default_registry
 from spikecore.dtypes import DTYPES
-from spikecore.testing._compare import Mismatch
+from spikecore.plugins.registry import default_registry
 from spikecore.testing._config import Config
 from spikecore.testing._config_check import check as check_config
 from spikecore.testing._context import Context
 from spikecore.testing._fixed import NoFixedPoint
 from spikecore.testing._inputs import NoInputsError
+from spikecore.testing.compare import Mismatch
 
 #: Environment variable with the first seed of a run; random if it is not set.
 VARIABLE = "SPIKECORE_SEED"
@@ -69,17 +69,12 @@ def check(seed: int, backend: str, **options: Any) -> None:
 
 
 def check_programs(
-    context: Context,
-    count: int,
-    seed: Optional[int],
-    again: str,
-    call: str = "",
-    fixed: bool = False,
+    context: Context, count: int, seed: Optional[int], again: str, call: str = "", fixed: bool = False
 ) -> None:
     """Raise :class:`Difference` for a program that differs, made as simple as it still does. again: the command that
     repeats this.
     """
-    from spikecore.testing.random_programs._draw import calls, examples
+    from spikecore.testing.random_programs.draw import calls, examples
 
     def body(example: Tuple[Any, Config]) -> None:
         program, config = example

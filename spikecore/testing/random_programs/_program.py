@@ -19,8 +19,8 @@ import numpy as np
 import torch
 
 import spikecore as sc
-from spikecore.testing._models import Model, as_written
 from spikecore.testing._oracle import Array, Value, distances, ops
+from spikecore.testing.models import Model, as_written
 
 Names = Tuple[str, ...]
 

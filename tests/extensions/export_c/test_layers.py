@@ -144,6 +144,23 @@ def test_neurons_in_float32(name: str, tmp_path: Path) -> None:
     assert wrong <= (0 if name in ("LIF", "ALIF", "Izhikevich") else count // 100)
 
 
+def test_a_vector_has_a_field_for_each_value(tmp_path: Path) -> None:
+    """Beside a state that has the name of such a field."""
+
+    class Cell(sc.SpikingSSM):
+        states = {**sc.SpikingSSM.states, "s_0": 0.0}
+
+        def dynamics(self, x: Any, s: Any, p: Any) -> Any:
+            z, after = super().dynamics(x - s.s_0, s, p)
+            return z, {**after, "s_0": 0.5 * z}
+
+    net = nn.Sequential(Cell(n=3, c=torch.rand(16, 3))).eval()
+    sc.export_c(net, 9 * torch.rand(100, 1, 16), tmp_path, dtype="float32")
+    assert "float cell_0_s_2[16];" in (tmp_path / "network.h").read_text()
+    wrong, count = differing(tmp_path)
+    assert wrong <= count // 100  # as above
+
+
 def test_values_of_neurons_and_channels(tmp_path: Path) -> None:
     """A parameter that is one number for each channel is a table of channels; one for each neuron, of neurons."""
     net = nn.Sequential(sc.LIF(threshold=torch.tensor([0.5, 1.0])), sc.LIF(tau=1.5 + torch.rand(2, 3, 4))).eval()

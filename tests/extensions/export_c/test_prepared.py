@@ -195,29 +195,6 @@ def test_the_bits_of_torch(name: str, bits: Tuple[int, int], tmp_path: Path) -> 
     assert ("nibble(" in text) == (bits[0] == 4)
 
 
-class Ending(sc.Neuron):
-    """A parameter with the name of what a header has."""
-
-    states = {"v": 0.0}
-    params = {"out": 2.0}
-
-    def dynamics(self, x: Any, s: Any, p: Any) -> Any:
-        v = s.v + (x - s.v) / p.out
-        z = self.spike(v - 0.5)
-        return z, {"v": sc.ops.select(z, 0.0, v)}
-
-
-@pytest.mark.parametrize("name", ["step", "step_reset", "reset", "reset_", "step_out"])
-def test_names_of_the_header_and_of_modules_do_not_clash(name: str, tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    net, x = nn.Sequential(), 2.0 * analogue(9, 2, 6)
-    out = torch.linspace(2.0, 4.0, 6)
-    for module in ("reset", "step", "step_reset", "in", "reset_step", "reset_out", "step_out"):
-        net.add_module(module, nn.Sequential(nn.Linear(6, 6), Ending(out=out)) if module == "in" else Ending(out=out))
-    sc.export_c(sc.quant.prepare(net, x).eval(), x, tmp_path, name=name)
-    assert differing(tmp_path)[0] == 0
-
-
 @pytest.mark.parametrize("rounding", ["nearest", "floor"])
 def test_channels_of_very_different_size(rounding: str, tmp_path: Path) -> None:
     """Their sums, on the grid of the smallest, need 64 bits, and are rounded in front of the neurons."""
@@ -232,32 +209,3 @@ def test_channels_of_very_different_size(rounding: str, tmp_path: Path) -> None:
     text = (tmp_path / "network.c").read_text()
     assert "int64_t *restrict out" in text
     assert ("rounded64(in[i]" in text) == (rounding == "nearest")
-
-
-def test_of_weights_above_127(tmp_path: Path) -> None:
-    """Integers of 8 bits times 2, 4, 8, ..., as for currents in picoamperes."""
-    torch.manual_seed(0)
-    net, x = nn.Sequential(nn.Linear(6, 8), sc.LIF(threshold=150.0)), 2.0 * analogue(25, 3, 6)
-    nn.init.uniform_(net[0].weight, -500.0, 500.0)
-    prepared = sc.quant.prepare(net, x).eval()
-    assert prepared(x).any()
-    sc.export_c(prepared, x, tmp_path)
-    assert differing(tmp_path)[0] == 0
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-def test_of_torch_ao(tmp_path: Path) -> None:
-    """A layer that torch.ao quantises keeps its quantiser, whose integers are in the program."""
-    from torch.ao.nn.qat import Linear
-    from torch.ao.quantization import FakeQuantize, FixedQParamsObserver, QConfig
-
-    def weight(factory_kwargs: Any = None) -> FakeQuantize:
-        how = {"scale": 2.0**-6, "zero_point": 0, "dtype": torch.qint8, "quant_min": -128, "quant_max": 127}
-        return FakeQuantize(observer=FixedQParamsObserver, **how)
-
-    torch.manual_seed(0)
-    layer = Linear(6, 4, qconfig=QConfig(activation=nn.Identity, weight=weight))
-    x = (analogue(20, 2, 6) > 0).float()
-    net = sc.quant.prepare(nn.Sequential(layer, sc.LIF(threshold=0.5)), x).eval()
-    sc.export_c(net, x, tmp_path)
-    assert differing(tmp_path)[0] == 0

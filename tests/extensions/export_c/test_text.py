@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from pathlib import Path
 
 import torch
@@ -11,33 +10,6 @@ from torch import nn
 import spikecore as sc
 from c_programs import SPIKES, differing, lif, on_grid, spikes
 from spikecore_chips.quant import Format
-
-
-class Names(nn.Module):
-    """Layers with names that C, or the program, has itself."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.int = nn.Linear(6, 6)
-        self.out = lif()
-        self.s = nn.Linear(6, 6)
-        self.größe = lif()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.größe(self.s(self.out(self.int(x))))
-
-
-def test_awkward_names(tmp_path: Path) -> None:
-    sc.export_c(on_grid(Names()), spikes(20, 6), tmp_path, name="i", inputs=SPIKES)
-    assert differing(tmp_path)[0] == 0
-
-
-def test_a_class_and_a_module_without_a_letter(tmp_path: Path) -> None:
-    """Neither begins an identifier of C, and no name ends a comment, or begins one within it."""
-    strange = type('"/*', (sc.LIF,), {})(tau=2.0, threshold=0.25)
-    layers = {"NULL": nn.Linear(6, 6), "_0*/": sc.quant.fixed(strange, word=16, frac=10), "a\nb": nn.Linear(6, 2)}
-    sc.export_c(on_grid(nn.Sequential(OrderedDict(layers))), spikes(20, 6), tmp_path, inputs=SPIKES)
-    assert differing(tmp_path)[0] == 0
 
 
 def test_the_same_text_each_time(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+import refusals
 import spikecore as sc
 from spikecore.layers import MSBlock, SEWBlock
 
@@ -19,6 +20,10 @@ COUNTS = [
     (sc.models.resnet19, 12_697_994),
     (functools.partial(sc.models.vgg, 9, in_channels=2, size=48), 9_268_746),
     (functools.partial(sc.models.spikformer, 4, 256, heads=8), 4_155_178),
+    (sc.models.qkformer, 6_706_234),
+    (functools.partial(sc.models.qkformer, (1, 2, 7), heads=6, patch=16, classes=1000), 16_473_688),
+    (sc.models.spike_driven_transformer, 16_816_024),
+    (sc.models.spiking_unet, 49_841_665),
 ]
 #: Small ones, for images of 16 pixels.
 SMALL = {
@@ -27,6 +32,9 @@ SMALL = {
     "ms": functools.partial(sc.models.ms_resnet, 18, classes=10, small=True, zero_init=False),
     "resnet19": functools.partial(sc.models.resnet19, neuron=lambda: sc.LIF(decay_input=False, threshold=0.05)),
     "spikformer": functools.partial(sc.models.spikformer, 2, 32, heads=4),
+    "qkformer": functools.partial(sc.models.qkformer, (1, 1, 1), 32, heads=4),
+    "spike-driven": functools.partial(sc.models.spike_driven_transformer, 1, 32, patch=4, classes=10),
+    "unet": functools.partial(sc.models.spiking_unet, 2, 8, classes=10),
 }
 
 
@@ -47,7 +55,7 @@ def trained(net):
 
 @pytest.mark.parametrize(("make", "count"), COUNTS, ids=[str(count) for _, count in COUNTS])
 def test_parameters(make, count):
-    """As many as docs/layers.md says."""
+    """The number is that of docs/layers.md."""
     assert sum(value.numel() for value in make().parameters()) == count
 
 
@@ -83,7 +91,7 @@ class TestEach:
             {f"{int(k.split('.')[0]) - 1}.{k.split('.', 1)[1]}": v for k, v in net.state_dict().items()}
         )
         y = net(images())
-        assert y.shape == (3, 2, 10)
+        assert y.shape[:3] == (3, 2, 10)
         torch.testing.assert_close(timed(images().expand(3, 2, 3, 16, 16)), y, atol=1e-4, rtol=1e-4)
         y.square().sum().backward()
         assert all(value.grad is not None and value.grad.isfinite().all() for value in net.parameters())
@@ -106,16 +114,4 @@ class TestEach:
             torch.testing.assert_close(torch.stack([net(images().double()) for _ in range(4)]), expected)
 
 
-def test_wrong_arguments_are_named():
-    for make, text in (
-        (lambda: sc.models.sew_resnet(20), "sew_resnet: depth must be one of 18, 34, 50, 101, 152, got 20"),
-        (lambda: sc.models.ms_resnet(50), "ms_resnet: depth must be one of 18, 34, 104, got 50"),
-        (lambda: sc.models.vgg(10), "vgg: depth must be one of 9, 11, 13, 16, 19, got 10"),
-        (lambda: sc.models.vgg(9, size=(32, 15)), r"vgg: size must be 16 or more with 9 layers, .* got \(32, 15\)"),
-        (lambda: sc.models.spikformer(patch=5), "spikformer: patch must be one of 2, 4, 8, 16 pixels, got 5"),
-        (lambda: sc.models.spikformer(channels=100), "spikformer: channels must be a multiple of 8, .*got 100"),
-        (lambda: sc.models.spikformer(heads=5), "channels=384 must be a multiple of heads=5"),
-        (lambda: sc.models.vgg(9, steps=0), "steps must be at least 1, got 0"),
-    ):
-        with pytest.raises(ValueError, match=text):
-            make()
+test_refused = refusals.table(__file__, globals())

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import runpy
-import sys
 from pathlib import Path
 
 import pytest
@@ -67,33 +65,3 @@ def test_small_files():
     files = list((ROOT / "extensions/spikecore_models/weights").iterdir())
     assert sorted(file.stem for file in files) == sorted(sc.models.trained())
     assert all(file.stat().st_size < 200_000 for file in files)
-
-
-def test_a_training_is_kept(examples, tmp_path, monkeypatch, capsys):
-    """mnist.py on a few images: a result, in the place of one with the same seed, and weights by their names."""
-    pytest.importorskip("tqdm", reason="the programs need the extra `train`")
-    import numpy as np
-
-    for part, number in (("train", 24), ("t10k", 12)):
-        for what, shape in (("images-idx3", (number, 28, 28)), ("labels-idx1", (number,))):
-            array = np.random.default_rng(0).integers(0, 10, shape, dtype=np.uint8)
-            head = bytes((0, 0, 8, array.ndim)) + np.array(shape, ">u4").tobytes()
-            (tmp_path / f"{part}-{what}-ubyte").write_bytes(head + array.tobytes())
-    for variable in ("SPIKECORE_BACKEND", "SPIKECORE_IPU_EMULATOR"):
-        monkeypatch.delenv(variable, raising=False)
-    kept, weights = tmp_path / "kept.json", tmp_path / "weights.npz"
-    for seed in ("0", "1", "1"):
-        args = ["--data", str(tmp_path), "--network", "conv", "--augment", "--epochs", "2", "--backend", "torch"]
-        monkeypatch.setattr(
-            sys, "argv", ["mnist.py", *args, "--seed", seed, "--results", str(kept), "--weights", str(weights)]
-        )
-        runpy.run_path(str(examples / "mnist.py"), run_name="__main__")
-    assert "test accuracy" in capsys.readouterr().out
-    runs = json.loads(kept.read_text(encoding="utf-8"))
-    assert [(run["seed"], len(run["curve"]), run["network"]) for run in runs] == [
-        (seed, 2, "16C5-32C5-10") for seed in (0, 1)
-    ]
-    command = "python examples/mnist.py --data FOLDER --network conv --augment --epochs 2 --backend torch"
-    assert runs[0]["command"] == command
-    with np.load(str(weights)) as arrays:
-        assert set(arrays.files) == {"about", *sc.models.load("mnist").state_dict()}

@@ -101,7 +101,7 @@ def _changed(file: Path, change: Callable[[Dict[str, Any]], None]) -> None:
 def test_metadata_sets_what_save_writes_and_nothing_else(
     file: Path, field: str, name: Any, value: Any, text: str
 ) -> None:
-    """How a network is run is the caller's: the neuron is read from NIR's numbers, with a warning."""
+    """The caller says how a network is run: the neuron is read from NIR's numbers, with a warning."""
 
     def change(content: Dict[str, Any]) -> None:
         if name is None:

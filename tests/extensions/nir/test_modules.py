@@ -10,7 +10,7 @@ import torch
 import spikecore as sc
 from spikecore.graph import read, run
 from spikecore_nir import NIRLI, NIRLIF, NIRCubaLI, NIRCubaLIF
-from spikecore_nir._modules import INPUT, Network, Unit
+from spikecore_nir.modules import INPUT, Network, Unit
 
 NEURONS = {
     "NIRLI": lambda: NIRLI(decay=0.7, gain=0.5, v_leak=0.1),

@@ -13,12 +13,11 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+import refusals
 import spikecore as sc
 from nir_peers import WRITERS, how
 from places import check
 from spikecore_nir import Convention
-from spikecore_nir._layer_nodes import LAYER_NODES
-from spikecore_nir._neuron_nodes import NEURON_NODES
 
 nir = pytest.importorskip("nir", reason="the package nir, which needs Python 3.10, is not installed")
 N, T, B = 4, 30, 3
@@ -58,7 +57,7 @@ def _graph(*nodes, **named):
 
 
 def _part(tau, resistance, dt, way):
-    """What remains after a step, and what an input adds."""
+    """The factor of a step, and that of an input."""
     decay = 1 - dt / tau if way == "euler" else np.exp(-dt / tau)
     return decay, resistance * (1 - decay)
 
@@ -97,24 +96,21 @@ def test_neurons_compute_the_equations_of_nir(kind: str, way: str) -> None:
 
 
 def test_every_node_of_the_package_is_mapped() -> None:
-    """A node that a later nir brings is noticed."""
+    """A node of a later nir is refused by name, and those of this one are in the list of the error."""
     there = {each.__name__ for each in nir.NIRNode.__subclasses__()} - {"Identity"}
-    check("nodes of NIR", there, {*NEURON_NODES, *LAYER_NODES, "Input", "Output", "NIRGraph"})
-
-
-def test_a_node_without_a_module_is_refused_by_name() -> None:
-    """Such as one of a later nir."""
 
     class Later(nir.Scale):
         pass
 
-    with pytest.raises(ValueError, match="node 'later' is a Later, which has no module here; there are I, IF,"):
+    with pytest.raises(ValueError, match="node 'later' is a Later, which has no module here; there are I, IF,") as told:
         sc.nir.load(_graph(Later(np.ones(3))))
+    mapped = re.findall(r"\w+", str(told.value).partition("; there are ")[2])
+    check("nodes of NIR", there, {*mapped, "Input", "Output", "NIRGraph"}, others=True)
 
 
 @pytest.mark.parametrize(("rule", "gain"), [("current", 3 * 0.25), ("jump", 3.0), ("rate/decay", 3 * 0.25 / 0.75)])
 def test_gains_of_conventions(rule: str, gain: float) -> None:
-    """What one unit of input adds, for each rule and each place that has one; tau = 4 steps of Euler."""
+    """Gain of one unit of input, for each rule and each place that has one; tau = 4 steps of Euler."""
     one = np.ones(1)
     like = Convention("euler", 1.0, lif=rule, li=rule, synapse=rule)
     lif = nir.LIF(tau=4 * one, r=3 * one, v_leak=0 * one, v_threshold=one)
@@ -209,21 +205,6 @@ def _edges(*pairs):
     return [tuple(pair.split(">")) for pair in pairs]
 
 
-@pytest.mark.parametrize(
-    ("edges", "words"),
-    [
-        (_edges("in>lif", "lif>gone", "lif>out"), "edge 'lif' -> 'gone' names a node that is not there: 'gone'"),
-        (_edges("in>lif", "lif>out"), "node 'w' has no edge that leads to it, so it takes no part in the output"),
-        (_edges("in>w", "w>lif", "lif>w", "lif>out"), "node 'w' within the loop of 'lif', 'w' has edges to nodes"),
-        (_edges("in>w", "w>w", "w>lif", "lif>out"), "lead to each other with 0 neurons in the loop, and a graph"),
-    ],
-)
-def test_graphs_that_are_ambiguous_or_broken(edges, words: str) -> None:
-    """By the names of their nodes."""
-    with pytest.raises(ValueError, match=re.escape(words)):
-        sc.nir.load(_loop(edges=edges), dt=1e-3, discretization="euler")
-
-
 def test_numbers_from_which_no_step_follows() -> None:
     """Such as an infinite tau, which makes R dt/tau NaN, and a dt in another unit than tau."""
     one, rest = np.ones(2), {"dt": 1e-3, "discretization": "euler"}
@@ -250,32 +231,6 @@ def test_numbers_from_which_no_step_follows() -> None:
     assert sc.nir.load(short, dt=1e-3, discretization="exp").get_submodule("lif").decay == pytest.approx(0)
 
 
-def test_arguments_of_load(tmp_path) -> None:
-    """Each by name, with what would be right."""
-    graph = _graph(NODES["LIF"]())
-    for options, kind, words in (
-        ({}, ValueError, "node 'lif', a LIF, is an equation in continuous time, and the file does not say how"),
-        ({"dt": 1e-3}, ValueError, "give discretization='euler' or 'exp', or the library that wrote the file"),
-        ({"discretization": "exp"}, ValueError, "give dt=1e-3 (seconds), or the library"),
-        ({"dt": -1}, ValueError, "dt=-1 must be above 0"),
-        ({"convention": "nengo"}, ValueError, "convention='nengo' is none of snntorch, norse, sinabs, rockpool"),
-        ({"convention": 3}, TypeError, "convention=3 must be a name or a sc.nir.Convention"),
-        ({"convention": "norse", "discretization": "exp"}, ValueError, "and the convention has 'euler'; give one"),
-        ({"convention": Convention("exp")}, ValueError, "give dt=1e-3 (seconds)"),
-        ({"dt": 1e-3, "discretization": "exp", "surrogate": "atan"}, TypeError, "surrogate='atan' must be one of"),
-    ):
-        with pytest.raises(kind, match=re.escape(words)):
-            sc.nir.load(graph, **options)
-    with pytest.raises(TypeError, match="path=3 must be a file's name or a graph of the package nir"):
-        sc.nir.load(3)
-    for options, words in (
-        ({"lif": "voltage"}, "lif='voltage' must be one of current, jump, decayed"),
-        ({"many": True}, "many=True needs reset='soft' and reset_delay=False"),
-    ):
-        with pytest.raises(ValueError, match=re.escape(words)):
-            Convention("exp", **options)
-
-
 PEERS = ZipFile(Path(__file__).parent / "peers.zip")
 
 
@@ -298,3 +253,6 @@ def test_spikes_are_those_of_the_library(name: str, tmp_path) -> None:
     net = sc.nir.load(file, **how(name))
     assert y.sum() > 20
     assert torch.equal(net(x), y)
+
+
+test_refused = refusals.table(__file__, globals())

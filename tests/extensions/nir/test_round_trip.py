@@ -1,4 +1,4 @@
-"""What is saved loads as the same network: the same outputs, gradients and names of parameters."""
+"""A saved network loads as the same network: the same outputs, gradients and names of parameters."""
 
 from __future__ import annotations
 
@@ -193,18 +193,6 @@ def test_branches_sums_and_calls_of_flatten(tmp_path) -> None:
     }
 
 
-def test_layers_whose_weights_are_smaller_than_their_attributes_say(tmp_path) -> None:
-    """As where channels were pruned by hand."""
-    torch.manual_seed(0)
-    linear, conv = nn.Linear(9, 8), nn.Conv2d(2, 8, 5, bias=False)
-    linear.weight, linear.bias = nn.Parameter(torch.randn(4, 6)), nn.Parameter(torch.randn(4))
-    conv.weight = nn.Parameter(torch.randn(3, 2, 3, 3))
-    for net, shape in ((nn.Sequential(linear, sc.LI()), (6,)), (nn.Sequential(TimeBatched(conv), sc.LI()), (2, 5, 5))):
-        x = torch.rand(4, 2, *shape)
-        sc.nir.save(net, tmp_path / "net.nir", dt=1e-3, input_shape=shape if len(shape) > 1 else None)
-        torch.testing.assert_close(sc.nir.load(tmp_path / "net.nir")(x), net(x))
-
-
 def test_networks_of_single_steps(tmp_path) -> None:
     """They are saved with batch alone in front, and load as networks of whole sequences."""
     torch.manual_seed(0)
@@ -246,7 +234,7 @@ def test_numbers_of_the_file_alone_give_the_same_spikes(tmp_path, neuron) -> Non
 
 
 def test_numbers_that_somebody_changed_count(tmp_path) -> None:
-    """What is kept is not taken for a node that no longer has its numbers, which is told."""
+    """Metadata does not count for a node that no longer has its numbers, which is told."""
     sc.nir.save(nn.Sequential(nn.Linear(2, 2), sc.LIF()), tmp_path / "net.nir", dt=1e-3)
     graph = nir.read(tmp_path / "net.nir")
     graph.nodes["1"].v_threshold = graph.nodes["1"].v_threshold * 3

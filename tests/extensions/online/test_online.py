@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import re
 from typing import Any, Iterator, List, Tuple
 
 import pytest
@@ -11,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import refusals
 import spikecore as sc
-from graphed import Rerun
+from graphed import without_capture
 from online_rules import check_one_chunk_is_held, read_out_of_lif
-from spikecore_online import _captured, _step
 
 T, B, N, K = 12, 3, 5, 4
 
@@ -99,15 +98,6 @@ def test_a_sequence_chunks_and_single_steps_are_one_training(rule: str, update: 
     assert total == total_of_others == total_of_fed
     assert torch.equal(everything, stacked)
     assert torch.equal(everything[-1:], last)
-
-
-def test_outputs_and_loss_are_those_of_the_network() -> None:
-    """The outputs of chunks, one behind the other, and the sum of their losses; what is left over is a chunk, too."""
-    net, (x, targets) = network(), batch()
-    want = net(x).detach()
-    outputs, loss = step_of(net, chunk=5, lr=0.0)(x, targets)
-    assert torch.equal(outputs, want)
-    assert loss.item() == pytest.approx(squares(want, targets).item(), rel=1e-5)
 
 
 def test_without_time_targets_each_chunk_gets_the_targets_whole() -> None:
@@ -217,18 +207,6 @@ def test_traces_end_with_a_reset_whatever_a_neuron_is_called(rule: str) -> None:
     assert all(torch.allclose(a, b) for a, b in zip(*results[:2]))
 
 
-def test_samples_of_a_batch_do_not_mix() -> None:
-    """The gradient of a batch is the sum of those of its samples."""
-    x, targets = batch()
-    net = network()
-    totals = [torch.zeros_like(p) for p in net.parameters()]
-    for part in range(B):
-        step_of(net, lr=0.0, chunk=2)(x[:, part : part + 1], targets[:, part : part + 1])
-        totals = [total + p.grad for total, p in zip(totals, net.parameters())]
-    step_of(net, lr=0.0, chunk=2)(x, targets)
-    assert all(torch.allclose(p.grad, total, atol=1e-4) for p, total in zip(net.parameters(), totals))
-
-
 # -- what is held
 
 
@@ -286,7 +264,7 @@ def test_gradients_are_clipped(rule: str) -> None:
 
 
 def test_without_feedback_the_last_layer_alone_learns() -> None:
-    """As it does with it."""
+    """It learns as it does with feedback."""
     net, (x, targets) = network(), batch()
     step_of(net, lr=0.0)(x, targets)
     want = [p.grad.clone() for p in net[4].parameters()]
@@ -316,8 +294,8 @@ def test_random_feedback_is_drawn_once_from_its_generator() -> None:
 @pytest.mark.parametrize("update", ["sequence", "chunk"])
 def test_a_captured_stream_trains_as_an_eager_one(rule: str, update: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sequences, a short chunk at their end, another batch, and steps that are fed; a stand-in runs the work again."""
-    monkeypatch.setattr(_captured, "Capture", Rerun)
-    monkeypatch.setattr(_step, "gpu_of", lambda net: torch.device("cpu"))
+    capture = without_capture(monkeypatch)
+    monkeypatch.setattr("spikecore_online.step.gpu_of", lambda net: torch.device("cpu"))
     results = []
     for graph in (False, True):
         net = network()
@@ -332,7 +310,7 @@ def test_a_captured_stream_trains_as_an_eager_one(rule: str, update: str, monkey
         results.append((weights(net), seen))
     assert near(*[kept for kept, _ in results])
     assert near(*[seen for _, seen in results])
-    assert Rerun.made[-1].replayed > 10
+    assert capture().replayed > 10
 
 
 # -- saving
@@ -411,28 +389,6 @@ def test_a_state_that_does_not_fit_changes_nothing(change: Any, text: str) -> No
 
 
 # -- what is refused
-
-
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"rule": "rtrl"}, "rule='rtrl' must be one of 'd_rtrl', 'eprop'"),
-        ({"rule": "sltt", "chunk": 0}, "chunk=0 must be a whole number of steps, 1 or more"),
-        ({"rule": "sltt", "chunk": True}, "chunk=True must be a whole number"),
-        ({"rule": "sltt", "update": "step"}, "update='step' must be one of 'sequence', 'chunk'"),
-        ({"rule": "sltt", "feedback": "direct"}, "feedback='direct' must be one of 'exact', 'random', 'none'"),
-        ({"rule": "bptt", "feedback": "random"}, "feedback='random': rule='bptt' follows the network's own paths"),
-        ({"rule": "sltt", "clip_norm": 0.0}, "clip_norm=0.0 must be a number above 0"),
-        ({"rule": "sltt", "time_targets": 1}, "time_targets=1 must be True or False"),
-        ({"rule": "sltt", "graph": 1}, "graph=1 must be True or False"),
-        ({"rule": "bptt", "graph": True}, "take sc.CudaOptions(graph=True)"),
-        ({"rule": "sltt", "generator": 3}, "generator=3 must be a torch.Generator"),
-    ],
-)
-def test_options_that_say_nothing_right(options: Any, text: str) -> None:
-    """Each error names the option, its value and what would be right."""
-    with pytest.raises((TypeError, ValueError), match=re.escape(text)):
-        sc.OnlineOptions(**options)
 
 
 class Loop(nn.Module):
@@ -547,184 +503,9 @@ def conv() -> nn.Module:
     return sc.layers.TimeBatched(nn.Unflatten(1, (1, N)), nn.Conv1d(1, 1, 3, padding=1), nn.Flatten())
 
 
-REFUSED = {
-    "batch statistics": (
-        lambda: nn.Sequential(nn.Linear(N, N), sc.layers.TimeBatched(nn.BatchNorm1d(N)), sc.LIF()),
-        "sltt",
-        r"'1.module': it normalises by the statistics of a batch.* call .eval\(\) on it.* rule='bptt'",
-    ),
-    "a normalisation in the neuron": (
-        lambda: nn.Sequential(nn.Linear(N, N), sc.layers.NormNeuron(nn.BatchNorm1d(N).eval(), sc.LIF())),
-        "ottt",
-        r"normalisation and neuron in one; call sc.unfuse\(net\)",
-    ),
-    "a convolution": (
-        lambda: nn.Sequential(conv(), sc.LIF()),
-        "d_rtrl",
-        "'0.module.1.weight': Conv1d .* a weight of Conv1d, .* for nn.Linear; take rule='pp_prop', 'ottt', 'sltt' or",
-    ),
-    "a layer norm": (
-        lambda: nn.Sequential(nn.Linear(N, N), nn.LayerNorm(N), sc.LIF()),
-        "ottt",
-        r"'1.weight': .* a weight of LayerNorm, .*; take rule='sltt' or 'bptt', or give it requires_grad_\(False\)",
-    ),
-    "a loop": (
-        Loop,
-        "pp_prop",
-        "forward of Loop cannot be followed: .* in the place of a loop over steps.* rule='bptt'",
-    ),
-    "two neurons": (Twice, "d_rtrl", "Linear at 'linear' reaches LIF at 'a' and LIF at 'b', .* take rule='sltt'"),
-    **{
-        f"{what}, {rule}": (lambda first=first: Own(straight, first()), rule, f"'linear.weight': .* {text}")
-        for rule in ("d_rtrl", "ottt", "pp_prop", "stdp")
-        for what, first, text in (
-            ("a subclass", lambda: Tripled(N, N), "has a forward of its own, .* write it as a parametrisation"),
-            ("a hook", lambda: hooked(nn.Linear(N, N)), "has hooks or a forward of its own; remove them"),
-            ("a forward that is set", lambda: replaced(nn.Linear(N, N)), "has hooks or a forward of its own"),
-        )
-    },
-    "a hook of a block": (
-        lambda: Own(straight, hooked(nn.Sequential(nn.Linear(N, N)))),
-        "eprop",
-        "'linear.0.weight': Sequential at 'linear' has a weight of Sequential",
-    ),
-    **{
-        f"a weight that forward reads, {rule}": (
-            lambda: Own(lambda net, x: net.lif(F.linear(x, net.linear.weight))),
-            rule,
-            "'linear.weight': the attribute 'linear.weight' is read by forward itself; call the layer",
-        )
-        for rule in ("d_rtrl", "eprop", "pp_prop", "ottt", "stdp")
-    },
-    "a parameter that forward reads": (
-        lambda: Own(lambda net, x: net.lif(net.scale * net.linear(x))),
-        "ottt",
-        "'scale': the attribute 'scale' is read by forward itself",
-    ),
-    "a layer called twice": (
-        lambda: Own(lambda net, x: net.lif(net.linear(net.linear(x)))),
-        "pp_prop",
-        "Linear at 'linear' is called twice for a chunk, .* make a module for each place",
-    ),
-    "a time constant that forward reads": (
-        lambda: Own(lambda net, x: net.lif(net.linear(x)) * net.lif.tau),
-        "sltt",
-        "'lif.tau': the attribute 'lif.tau' uses it beside the neuron that has it; make a parameter for each",
-    ),
-    "a neuron that is called twice": (
-        lambda: Own(lambda net, x: net.lif(net.lif(x)), neuron=sc.LIF()),
-        "sltt",
-        "'lif' is called twice for a chunk, and goes on from one state; .* make a module for each place",
-    ),
-    "a neuron with a hook": (
-        lambda: Own(straight, neuron=hooked(sc.LIF(learn=("tau",)))),
-        "sltt",
-        "'lif.tau': LIF at 'lif' has hooks or a forward of its own; remove them",
-    ),
-    "a neuron with a forward of its own": (
-        lambda: Own(straight, neuron=Gain()),
-        "d_rtrl",
-        "'lif': it has a forward of",
-    ),
-    "feedback through a subclass": (
-        lambda: nn.Sequential(sc.Recurrent(sc.LIF(), Tripled(N, N), detach=True)),
-        "eprop",
-        "'0.linear.weight': Recurrent at '0' has a forward of its own",
-    ),
-    "feedback through a hook": (
-        lambda: nn.Sequential(sc.Recurrent(sc.LIF(), hooked(nn.Linear(N, N)), detach=True)),
-        "ottt",
-        "'0.linear.weight': Recurrent at '0' has hooks",
-    ),
-    "more than element-wise": (
-        Mixed,
-        "eprop",
-        "'linear' reaches 'lif' through more than element-wise operations.*'pp_prop'",
-    ),
-    "batch first": (
-        BatchFirst,
-        "ottt",
-        r"'linear' reads an input of shape \[3, 4, 5\], which has not time and batch first.* rule='sltt'",
-    ),
-    "batch first of one dimension": (
-        Folded,
-        "ottt",
-        r"'linear' reaches 'lif' across steps or samples, .*; keep \[T, B, ...\] between them, or take rule='sltt'",
-    ),
-    "batch first of one dimension, with a mean": (Folded, "pp_prop", "'linear' reaches 'lif' across steps or samples"),
-    "a hook of a gradient": (
-        lambda: masked(nn.Sequential(nn.Linear(N, N), sc.LIF())),
-        "d_rtrl",
-        "'0.weight': Linear at '0' has a hook of its gradient, .*; change p.grad afterwards, take rule='bptt'",
-    ),
-    "feedback with gradients": (
-        lambda: nn.Sequential(nn.Linear(N, N), sc.Recurrent(sc.LIF(), nn.Linear(N, N))),
-        "eprop",
-        "'1': its feedback carries gradients.* detach=True, or take rule='bptt'",
-    ),
-    "feedback through several layers": (
-        lambda: nn.Sequential(sc.Recurrent(sc.LIF(), nn.Sequential(nn.Linear(N, N), nn.Linear(N, N)), detach=True)),
-        "pp_prop",
-        "'0.linear.0.weight': Recurrent at '0' has a weight of Sequential, .* take rule='sltt' or 'bptt'",
-    ),
-    "single steps": (
-        lambda: sc.set_step(nn.Sequential(nn.Linear(N, N), sc.LIF()), "single"),
-        "sltt",
-        r"'1': it takes one step a call; call sc.set_step\(net, 'multi'\)",
-    ),
-    "a delay": (
-        lambda: nn.Sequential(sc.Delay(nn.Linear(N, N), 3), sc.LIF()),
-        "ottt",
-        "'0': Delay keeps inputs of earlier steps.* rule='bptt'",
-    ),
-    "all steps at once": (
-        lambda: nn.Sequential(nn.Linear(N, N), sc.layers.PSN(T)),
-        "sltt",
-        "'1': PSN joins all steps of a sequence",
-    ),
-    "an encoder": (
-        lambda: nn.Sequential(sc.encode.Constant(T), nn.Linear(N, N), sc.LIF()),
-        "sltt",
-        "this one makes time itself",
-    ),
-    "no leak": (
-        lambda: nn.Sequential(nn.Linear(N, N), sc.QIF()),
-        "ottt",
-        "QIF has no such leak.* depends on v.*'pp_prop'",
-    ),
-    "a leak for each channel": (
-        lambda: nn.Sequential(nn.Linear(N, N), sc.LIF(torch.full((N,), 2.0))),
-        "ottt",
-        "'1' has a tau for each of 5 channels; take rule='pp_prop'",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_a_network_that_a_rule_cannot_train(name: str) -> None:
-    """The error names the module, says why, and which rule can."""
-    make, rule, text = REFUSED[name]
-    step = step_of(make(), lambda y, _: y.sum(), rule=rule, chunk=4, time_targets=False)
-    with pytest.raises(sc.Unsupported, match=re.compile(text, re.DOTALL)):
-        step(torch.rand(T, B, N))
-
-
-@pytest.mark.parametrize("rule", ["pp_prop", "ottt"])
-def test_a_layer_that_reads_the_batch_first_with_as_many_samples_as_steps(rule: str) -> None:
-    """Its input has the shape that it would have with time first."""
-    step = step_of(BatchFirst(), lambda y, _: y.sum(), rule=rule, chunk=B, time_targets=False)
-    with pytest.raises(sc.Unsupported, match="'linear' reaches 'lif' across steps or samples, or in another order"):
-        step(torch.rand(T, B, N))
-
-
-def test_what_changed_is_refused_when_the_next_stream_begins() -> None:
-    """A hook that is registered between two calls."""
-    net, (x, targets) = network(), batch()
-    step = step_of(net, chunk=4)
-    step(x, targets)
-    hooked(net[2])
-    with pytest.raises(sc.Unsupported, match=r"'2\.weight': Linear at '2' has hooks"):
-        step(x, targets)
+def trained(net: nn.Module, rule: str) -> None:
+    """A call of a step of four steps of time each."""
+    step_of(net, lambda y, _: y.sum(), rule=rule, chunk=4, time_targets=False)(torch.rand(T, B, N))
 
 
 def test_frozen_weights_need_no_trace() -> None:
@@ -733,27 +514,6 @@ def test_frozen_weights_need_no_trace() -> None:
     x, targets = batch()
     step_of(net, rule="ottt")(x, targets)
     assert net[0].weight.grad is not None
-
-
-@pytest.mark.parametrize(
-    ("inputs", "targets", "text"),
-    [
-        (torch.zeros(0, B, N), torch.zeros(0, B, K), "inputs have no steps"),
-        ((torch.zeros(3, B, N), torch.zeros(4, B, N)), torch.zeros(3, B, K), r"inputs have \[3, 4\] steps"),
-        (torch.zeros(3, B, N), torch.zeros(2, B, K), r"targets have \[2\] steps and inputs 3"),
-        (iter([torch.zeros(3, B, N)]), torch.zeros(3, B, K), "give targets as an iterator beside it"),
-    ],
-)
-def test_inputs_and_targets_that_do_not_fit(inputs: Any, targets: Any, text: str) -> None:
-    """They are told before anything is computed."""
-    with pytest.raises((TypeError, ValueError), match=text):
-        step_of(network())(inputs, targets)
-
-
-def test_a_graph_needs_a_gpu() -> None:
-    """It is told when the step is made."""
-    with pytest.raises(ValueError, match="graph=True needs the network on one GPU"):
-        step_of(network(), graph=True)
 
 
 def test_a_network_without_neurons_is_warned_of() -> None:
@@ -768,3 +528,20 @@ def test_a_backend_with_a_training_of_its_own_refuses() -> None:
     net = nn.Sequential(nn.Linear(N, N), sc.LIF(backend="ipu"))
     with pytest.raises(sc.Unsupported, match="backend 'ipu' trains in a way of its own; give backend="):
         step_of(net)
+
+
+test_refused = refusals.table(__file__, globals())
+
+
+def test_a_sequence_that_is_fed_as_a_step_is_named() -> None:
+    """Targets for its samples tell it; where an error has another cause, that one is raised."""
+    net = nn.Sequential(nn.Linear(12, 6), sc.LIF(), nn.Linear(6, 3), sc.LI())
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    step = sc.training_model(net, sc.losses.ce_rate, optimizer, options=sc.OnlineOptions("sltt"))
+    y = torch.zeros(8, dtype=torch.long)
+    with pytest.raises(
+        ValueError, match=r"^feed takes one step \[B, \.\.\.\], and got x \[50, 8, 12\] for 8 targets: .*step\(x, y\)"
+    ):
+        step.feed(torch.rand(50, 8, 12), y)
+    with pytest.raises(ValueError, match=r"^targets must be one class index per sample"):
+        step.feed(torch.rand(4, 12), y)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import re
 
 import pytest
 import torch
 from torch import nn
 
+import refusals
 import spikecore as sc
 from spikecore.layers import TimeBatched
 from spikecore_online import STDP
@@ -200,28 +200,4 @@ def test_traces_are_of_the_step():
     other.feed(x[0, :1])
 
 
-def test_errors():
-    for keywords, error, text in (
-        ({"pre": 20.0}, TypeError, "pre=20.0 must be a neuron whose output is the trace, such as sc.LI(20.0)"),
-        ({"post": sc.LI(2.0, step="single")}, ValueError, "must take one input [T, *N], without step='single' and"),
-        ({"potentiation": "soft"}, TypeError, "potentiation='soft' must be a number, or a function of the weights"),
-        ({"reward": True, "tau_eligibility": 0}, ValueError, "tau_eligibility=0 must be a number of steps above 0, or"),
-        ({"tau_eligibility": 2.0}, ValueError, "tau_eligibility=2.0 is of a trace that a reward reads; give reward="),
-    ):
-        with pytest.raises(error, match=re.escape(text)):
-            STDP(**keywords)
-    with pytest.raises(ValueError, match="feedback='none': rule='stdp' is local, and has none; leave it out"):
-        sc.OnlineOptions(rule="stdp", feedback="none")
-    with pytest.raises(ValueError, match="graph=True is for rules with a backward pass, and rule='rstdp' has none;"):
-        sc.OnlineOptions(rule="rstdp", graph=True)
-    x = spikes()
-    unread = nn.Sequential(*network(), nn.Linear(J, 2)).double()
-    with pytest.raises(sc.backend.Unsupported, match="'2' learns, and there is no neuron behind it with whose spikes"):
-        trained(unread, "stdp", x, 1)
-    conv = nn.Sequential(TimeBatched(nn.Conv1d(2, J, 3)), sc.LIF()).double()
-    options = sc.OnlineOptions(rule=STDP(reward=True, tau_eligibility=3.0))
-    step = sc.training_model(conv, no_loss, torch.optim.SGD(conv.parameters(), 1.0), options=options)
-    with pytest.raises(sc.backend.Unsupported, match="tau_eligibility has a trace for each weight of nn.Linear, and"):
-        step(torch.rand(4, 2, 2, 8).double())
-    with pytest.raises(ValueError, match="loss must give a tensor with one number, got shape"):
-        trained(network(), "stdp", x, 1, lambda outputs, targets: outputs.sum((0, 2)))
+test_refused = refusals.table(__file__, globals())

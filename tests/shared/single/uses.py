@@ -1,4 +1,4 @@
-"""What people call on a device, each as a function of its name that gives tensors: neurons, losses, encoders, the rest.
+"""Calls of people on a device, each as a function of its name that gives tensors: neurons, losses, encoders, the rest.
 
 python uses.py FOLDER: computes all of it on the CPU and on the device "single", and prints what differs or raises, as
 JSON. Everything is float32 from the same numbers, so the results are equal to the bit.
@@ -34,9 +34,10 @@ def neuron(name: str, device: str, **chosen: Any) -> Any:
 
 def run(name: str, device: str) -> List[Tensor]:
     """Forward over twelve steps, three more from where they ended, and backward through all; potentials as well."""
-    made, x = neuron(name, device), drawn(15, 3, 4).to(device).requires_grad_()
-    first, state, trace = made.run(x[:12], record=tuple(made.states))
-    second, state = made.run(x[12:], state=state)
+    made, x = neuron(name, device), drawn(15, 3, 4).to(device).requires_grad_()  # of DHLIF: 3 neurons of 4 branches
+    count = 2 if name == "CobaLIF" else 1
+    first, state, trace = made.run(*[x[:12]] * count, record=tuple(made.states))
+    second, state = made.run(*[x[12:]] * count, state=state)
     (first.sum() + second.sum()).backward()
     return [first, second, x.grad, *trace.values(), *state.values()]
 

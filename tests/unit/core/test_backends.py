@@ -14,8 +14,6 @@ import torch
 
 import spikecore as sc
 from plain_loop import EVERYTHING, Loop
-from spikecore._plugins import registry, selection
-from spikecore._plugins.registry import BUILTINS, Registry
 from spikecore.backend import (
     Backend,
     BackendError,
@@ -26,6 +24,8 @@ from spikecore.backend import (
     hookimpl,
 )
 from spikecore.kernels import KernelBackend
+from spikecore.plugins import selection
+from spikecore.plugins.registry import BUILTINS, Registry, default_registry, replace_default
 
 X = torch.full((4, 3), 1.7)
 
@@ -105,9 +105,7 @@ class World:
         )
         module.spikecore_backends.__name__ = "spikecore_backends"
         self.monkeypatch.setitem(sys.modules, "fake_quick", module)
-        self.monkeypatch.setattr(
-            registry, "_defaults", [Registry({**BUILTINS, "quick": "fake_quick"}, entry_points=[])]
-        )
+        replace_default(Registry({**BUILTINS, "quick": "fake_quick"}, entry_points=[]))
         self.monkeypatch.setattr(selection, "AUTO", {"cpu": ("quick", "torch")})
         return made
 
@@ -116,7 +114,9 @@ class World:
 def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     """Each test has its own."""
     monkeypatch.delenv("SPIKECORE_BACKEND", raising=False)
-    return World(monkeypatch)
+    before = default_registry()
+    yield World(monkeypatch)
+    replace_default(before)
 
 
 def refusing(error: BaseException) -> Callable[..., None]:
@@ -253,11 +253,10 @@ class TestRepr:
         assert repr(outside).endswith("backend=quick from SPIKECORE_BACKEND (quick on cpu))")
 
 
-def test_neurons_of_one_program_share_their_runner():
+def test_neurons_of_one_program_share_their_runner(world: World) -> None:
     """Compiled code is there once, whichever neuron asked for it first, and from whichever thread."""
-    neurons = [sc.LIF(tau=2.0 + k, backend="torch") for k in range(8)]
+    compiled: List[Any] = []
+    world.prefer(EVERYTHING, refuse=compiled.append)
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda neuron: neuron(X), neurons))
-    runners = [runner for neuron in neurons for runner in neuron._dispatch.runners.values()]
-    assert len(runners) == 8
-    assert len({id(runner) for runner in runners}) == 1
+        list(pool.map(lambda neuron: neuron(X), [sc.LIF(tau=2.0 + k) for k in range(8)]))
+    assert len(compiled) == 1

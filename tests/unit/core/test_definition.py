@@ -92,21 +92,3 @@ def test_a_call_without_torch_compile_in_between_compiles_nothing_anew(make):
         compiled(x)
         plain(x)
     assert counter.frame_count == 1
-
-
-class TestChecksThatCanFail:
-    """A carried call that is not as the last one was is checked as the first one was."""
-
-    def neuron(self, **kwargs):
-        """A single-step neuron that was called three times with [4, N]."""
-        lif = sc.LIF(step="single", backend="torch", **kwargs)
-        for _ in range(3):
-            lif(torch.rand(4, N))
-        return lif
-
-    def test_another_dtype(self):
-        """The state follows the precision of the input, as it does in a neuron that was never called."""
-        lif, x = self.neuron(), torch.rand(4, N).double()
-        expected = lif.run(x.unsqueeze(0), state=lif.state)[0][0]
-        assert torch.equal(lif(x), expected)
-        assert lif.state["v"].dtype == torch.float64

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+import refusals
 import spikecore as sc
 
 T, B, C = 8, 3, 4
@@ -18,31 +19,8 @@ def values(*shape, seed=0):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) + 0.5
 
 
-class TestShapes:
-    """What a tensor may be."""
-
-    @pytest.mark.parametrize(
-        ("shape", "channel_dim", "text"),
-        [
-            (
-                (C + 1,),
-                1,
-                r"tau has 5 values, which does not fit dimension channel_dim=1 of one time step, shape \[3, 4\]",
-            ),
-            ((C,), 0, r"tau has 4 values, which does not fit dimension channel_dim=0 of one time step, shape \[3, 4\]"),
-            ((C, B), 1, r"tau of shape \[4, 3\] does not broadcast to one time step, shape \[3, 4\]"),
-            ((T, B, C), 1, r"tau of shape \[8, 3, 4\] does not broadcast to one time step, shape \[3, 4\]"),
-        ],
-    )
-    def test_does_not_fit(self, shape, channel_dim, text):
-        """A shape that does not fit is said, with the shape of one time step."""
-        lif = sc.LIF(torch.full(shape, 2.0), channel_dim=channel_dim)
-        with pytest.raises(ValueError, match=f"^LIF: {text}"):
-            lif(torch.zeros(T, B, C))
-
-
 class TestKinds:
-    """What a value becomes."""
+    """The tensor that a value becomes."""
 
     def test_number_tensor_and_learnt(self):
         """A number stays a float, a tensor is a buffer, a learnt one a Parameter."""
@@ -73,15 +51,6 @@ class TestKinds:
         torch.testing.assert_close(found, sum(torch.autograd.grad(both(x).sum(), apart)))
         twin = copy.deepcopy(net)
         assert twin[0].tau is twin[1].tau
-
-    @pytest.mark.parametrize("dtype", [torch.int64, torch.complex64])
-    def test_dtype(self, dtype):
-        """A tensor that is not floating-point, at construction or later."""
-        message = rf"^LIF: tau has dtype {dtype}; give a floating-point tensor, e\.g\. tau\.float\(\)$"
-        with pytest.raises(TypeError, match=message):
-            sc.LIF(threshold=1.0).tau = torch.ones(2, dtype=dtype)
-        with pytest.raises(TypeError, match=message.replace("tau", "threshold")):
-            sc.LIF(threshold=torch.ones(2, dtype=dtype))
 
 
 class TestMoving:
@@ -194,3 +163,6 @@ class TestSaved:
         if learn:
             with pytest.raises(RuntimeError, match=r"size mismatch for tau"):
                 lif.load_state_dict({"tau": torch.full((2,), 3.0)}, **options)
+
+
+test_refused = refusals.table(__file__, globals())

@@ -39,7 +39,7 @@ class TestNames:
 
     @pytest.mark.parametrize("wrap", [nn.parallel.DistributedDataParallel, torch.compile])
     def test_wrapped(self, group, wrap):
-        """What a wrapped network saved, one that is not wrapped loads, and the other way round."""
+        """A plain network loads a file of a wrapped one, and the other way round."""
         step, plain = training(wrap(network())), training(network())
         state = copy.deepcopy(step.state_dict())
         assert list(state["net"]) == ["0.weight", "0.bias", "1.tau", "2.weight", "2.bias"]
@@ -73,17 +73,6 @@ class TestShards:
             fully_shard(part, mesh=mesh)
         return net
 
-    def test_one_learnt_value(self, group):
-        """A learnt value for all neurons, of shape [1] as fully_shard wants it, has the gradient of a 0-d one."""
-        x = torch.rand(T, B, C) * 3
-        net, plain = self.sharded(nn.Sequential(sc.PLIF(torch.tensor([2.5])))), sc.PLIF(torch.tensor(2.5))
-        for _ in range(2):
-            net.zero_grad()
-            net(x).square().sum().backward()
-        plain(x).square().sum().backward()
-        ((name, expected),) = plain.named_parameters()
-        assert torch.equal(getattr(net[0], name).grad.full_tensor(), expected.grad.reshape(1))
-
     def test_outside(self, group):
         """A call past the forward of the module that was sharded says how the parameters are gathered."""
         net = network()
@@ -98,14 +87,3 @@ class TestShards:
         register_fsdp_forward_method(net[1], "run")
         x = torch.rand(T, B, C) * 3
         assert torch.equal(net[1].run(x)[0], sc.LIF()(x))
-
-    def test_checkpoint(self, group, tmp_path):
-        """A shard is no part of a checkpoint, which would have the values of one process only; whole tensors are."""
-        from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-
-        net = self.sharded(network())
-        with pytest.raises(TypeError, match=r"net\['0\.weight'\] is a shard.*full_state_dict=True"):
-            sc.save_checkpoint(tmp_path / "run.pt", {}, net=net.state_dict())
-        whole = get_model_state_dict(net, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
-        sc.save_checkpoint(tmp_path / "run.pt", {}, net=whole)
-        network().load_state_dict(sc.load_checkpoint(tmp_path / "run.pt", {})["net"])

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+import refusals
 import spikecore as sc
 from spikecore.core.ranges import Interval
 
@@ -46,7 +47,7 @@ OUTSIDE = [
 
 
 class TestDeclared:
-    """What the neurons and users' classes declare."""
+    """Declarations of the neurons and of users' classes."""
 
     @pytest.mark.parametrize(("build", "options", "name", "value", "nearest"), OUTSIDE)
     def test_a_value_outside(self, build, options, name, value, nearest):
@@ -101,20 +102,6 @@ class TestDeclared:
                 Base(**values)
         assert Derived(tau=-3.0).tau == -3.0
 
-    @pytest.mark.parametrize(
-        ("body", "text"),
-        [
-            ({"bounds": {"tua": (0, 1)}}, r"bounds has 'tua', which is no parameter; parameters: tau"),
-            ({"positive": "tau"}, r"positive='tau' must hold names; for one name write \('tau',\)"),
-            ({"bounds": ("tau",)}, r"bounds=\('tau',\) must be a dict of parameter: \(low, high\)"),
-            ({"bounds": {"tau": 1.0}}, r"bounds has 'tau': 1\.0; give \(low, high\), each a number or None, or None"),
-        ],
-    )
-    def test_wrong_declaration(self, body, text):
-        """A range that cannot be is an error of the class."""
-        with pytest.raises(TypeError, match=text):
-            type("Wrong", (sc.Neuron,), {"params": {"tau": 1.0}, **body})
-
 
 class TestInstance:
     """``bounds=`` of one neuron."""
@@ -151,21 +138,6 @@ class TestInstance:
         lif.bounds = None
         lif.tau = -1.0
         assert lif.program == sc.LIF().program
-
-    @pytest.mark.parametrize(
-        ("bounds", "error", "text"),
-        [
-            ({"tua": (1, 2)}, ValueError, r"^LIF: bounds names 'tua', which is no parameter; parameters: tau, thresho"),
-            (("tau", 1), TypeError, r"^LIF: bounds=\('tau', 1\) must be a dict of parameter: \(low, high\), or None"),
-            ({"tau": (1, 2, 3)}, TypeError, r"^LIF: bounds has 'tau': \(1, 2, 3\); give \(low, high\)"),
-            ({"tau": (1.0, 1.0)}, ValueError, r"LIF: bounds has 'tau': .*; the low end must be below the high end"),
-            ({"tau": (NAN, 1.0)}, ValueError, r"LIF: bounds has 'tau': .*; the low end must be below the high end"),
-        ],
-    )
-    def test_wrong(self, bounds, error, text):
-        """What is no range is named."""
-        with pytest.raises(error, match=text):
-            sc.LIF(bounds=bounds)
 
 
 class TestFollowing:
@@ -243,3 +215,6 @@ class TestTransformed:
         assert torch.equal(out, inside(x))
         assert torch.equal(got, want)
         assert (tau.item(), lif.tau.item()) == (0.25, 2.0)
+
+
+test_refused = refusals.table(__file__, globals())

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
-
 import pytest
 import torch
 import torch._dynamo.testing
 from torch import nn
 
+import refusals
 import spikecore as sc
 from shell_nets import Block, network, neurons, values
 
@@ -55,13 +54,6 @@ class TestResetAndDetach:
         assert not any(neuron.state["v"].requires_grad for neuron in neurons(net))
         assert all(neuron.state["v"].requires_grad for neuron in neurons(other))
         assert all(torch.equal(neuron.state["v"], v) for neuron, v in zip(neurons(net), before))
-
-    @pytest.mark.parametrize("function", [sc.reset, sc.detach, lambda net: sc.carry_state(net).__enter__()])
-    @pytest.mark.parametrize("net", [None, sc.LIF])
-    def test_no_module(self, function, net):
-        """Anything but a module is named."""
-        with pytest.raises(TypeError, match=r"^net=.* is a \w+; give the network or neuron itself \(an nn\.Module\)$"):
-            function(net)
 
     def test_net_without_neurons(self):
         """A net without neurons is the wrong one, or another library's: a warning names it, at the caller's line."""
@@ -164,87 +156,6 @@ class TestPlaces:
         assert lif(torch.ones(2, device="meta")).device.type == "meta"
 
 
-def shared(lif):
-    return nn.Sequential(nn.Linear(C, C), lif, nn.Linear(C, C), lif)
-
-
-class TestRegistered:
-    """One neuron under two names."""
-
-    @pytest.mark.parametrize(
-        "function",
-        [
-            sc.reset,
-            lambda net: sc.carry_state(net).__enter__(),
-            lambda net: sc.training_model(net, sc.losses.ce_count, torch.optim.SGD(net.parameters(), 0.1)),
-            sc.inference_model,
-        ],
-        ids=["reset", "carry_state", "training_model", "inference_model"],
-    )
-    def test_single_step(self, function):
-        """Whatever is done to the network, both names are told."""
-        net = shared(sc.LIF(step="single"))
-        with pytest.raises(ValueError, match="^LIF carries its state and is in the network twice, as '1' and '3'"):
-            function(net)
-
-    def test_within_a_block(self):
-        """What holds the neuron is what stands twice; a layer without state may."""
-        block, relu = nn.Sequential(nn.Linear(C, C), sc.LIF(step="single")), nn.ReLU()
-        sc.reset(nn.Sequential(relu, block, relu))
-        with pytest.raises(ValueError, match="^LIF carries its state and is in the network twice, as '0.1' and '2.1'"):
-            sc.reset(nn.Sequential(block, relu, block))
-
-    def test_that_would_carry(self):
-        """At rest one neuron may be used twice; carrying it may not."""
-        net, x = shared(sc.LIF()), torch.rand(T, B, C)
-        assert torch.equal(net(x), net(x))
-        sc.reset(net)
-        with pytest.raises(ValueError, match="'1' and '3'"), sc.carry_state(net):
-            raise AssertionError("entered")
-
-
-class Places(nn.Module):
-    """Two neurons, the first of which may be called at two places."""
-
-    def __init__(self, twice=True, step="single"):
-        super().__init__()
-        self.lif, self.last, self.twice = sc.LIF(step=step), sc.LI(step=step), twice
-
-    def forward(self, x):
-        hidden = self.lif(x)
-        return self.last(self.lif(hidden) if self.twice else hidden)
-
-
-COUNT = "LIF carries its state and was called 6 times since the last reset"
-
-
-class TestCalled:
-    """One neuron called at two places is called twice as often as the others: a warning where the counts end."""
-
-    TWICE = f"^{COUNT}, and other neurons of the network 3 times"
-
-    @pytest.mark.parametrize("step", ["single", "multi"])
-    def test_two_places(self, step):
-        """The neuron, both counts and the ways out are in the warning, of reset or the end of carried state."""
-
-        def run(twice):
-            net = Places(twice, step)
-            if step == "single":
-                for x in torch.rand(3, B, C):
-                    net(x)
-                sc.reset(net)
-                return
-            with sc.carry_state(net):
-                for x in torch.rand(3, T, B, C):
-                    net(x)
-
-        with pytest.warns(RuntimeWarning, match=self.TWICE + ".*make a neuron for each place.*checkpoint_contexts"):
-            run(True)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            run(False)
-
-
 class TestTransforms:
     """``torch.func.vmap`` runs all examples as one call, whose state has a dimension that no later call knows."""
 
@@ -262,3 +173,6 @@ class TestTransforms:
         stepwise = torch.func.vmap(lambda x_t, v: lif.run(x_t.unsqueeze(0), state={"v": v})[0].squeeze(0))
         lif(x[0])
         torch.testing.assert_close(stepwise(x[1], lif.state["v"]), lif(x[1]))
+
+
+test_refused = refusals.table(__file__, globals())

@@ -102,6 +102,26 @@ def test_what_python_decides_is_decided_for_every_value():
         torch.testing.assert_close(slope(Deciding(alpha)), alpha**0.5 / (1 + U * U))
 
 
+@dataclass(frozen=True)
+class Asking(sc.Surrogate):
+    """Another formula for what is no float, and a table of numbers."""
+
+    alpha: float = 1.0
+    table: int = 0
+
+    def derivative(self, u):
+        if self.table:
+            return {1.0: 3.0, 2.0: 5.0}[self.alpha] * u
+        return (self.alpha if isinstance(self.alpha, float) else 100.0) * u
+
+
+def test_a_number_is_a_float_to_its_derivative():
+    """A type is asked for, or a table, where a traced value would be another one, or none."""
+    for alpha, entry in ((1.0, 3.0), (2.0, 5.0)):
+        assert torch.equal(slope(Asking(alpha)), alpha * U)
+        assert torch.equal(slope(Asking(alpha, table=1)), entry * U)
+
+
 class Ternary(sc.Neuron):
     """Spikes of +1, whose surrogate has a width from parameters, and of -1 with a surrogate of their own."""
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+import refusals
 import spikecore as sc
 from kernel_loop import LAYOUTS, SHAPE, Gated, Loop, bound, channels_last, image
 from spikecore.backend import Spec, Unsupported
@@ -76,7 +77,7 @@ def named(name: str) -> Loop:
 
 
 def counted(call: Any, loops: Sequence[Loop]) -> List[int]:
-    """How many kernels of each backend a call launches."""
+    """Numbers of kernels of each backend that a call launches."""
     before = [len(loop.calls) for loop in loops]
     call(image(3))
     return [len(loop.calls) - count for loop, count in zip(loops, before)]
@@ -90,7 +91,6 @@ def test_neurons_of_one_program_with_different_backends_are_compiled_apart() -> 
     neurons = [bound(sc.LIF(), loop) for loop in loops]
     for neuron in neurons:
         neuron(image(3))
-    assert neurons[0]._dispatch.stamp == neurons[1]._dispatch.stamp
     calls = [torch.compile(neuron, backend="aot_eager", fullgraph=True) for neuron in neurons]
     assert [counted(call, loops) for call in calls] == [[1, 0], [0, 1]]
     assert [counted(call, loops) for call in calls] == [[1, 0], [0, 1]]
@@ -101,7 +101,7 @@ def test_opcheck() -> None:
     """The registered op has a schema, a fake and a derivative that torch agrees with, forward and backward."""
     neuron = Gated(tau=torch.full((4,), 2.0), learn=("tau",))
     spec = Spec(torch.float32, None, ("channel", *["number"] * (len(neuron.program.params) - 1)), ("tau",))
-    runner, numbers = KernelRunner(Loop(4), neuron.program, spec), [0.5, 0.1, *neuron._dispatch.numbers.values()]
+    runner, numbers = KernelRunner(Loop(4), neuron.program, spec), list(neuron.named_values().values())[1:]
     tau = torch.full((1, 4, 1, 1), 2.0, requires_grad=True)
     xs = [channels_last(image(6, seed=s)).requires_grad_() for s in (0, 1)]
     state = [image(1, seed=s)[0].requires_grad_(s == 5) for s in (5, 6)]
@@ -142,13 +142,4 @@ def test_what_cannot_follow_a_kernel_is_the_references() -> None:
     assert loop.calls
 
 
-@pytest.mark.parametrize("how", ["grad", "jacobian"])
-def test_several_gradients_at_once_are_refused_in_words(how: str) -> None:
-    """Autograd batches them with a vmap of its own, which is no transform that could be seen before the call."""
-    neuron, x = bound(sc.LIF(), Loop()), torch.rand(4, 3, 5, requires_grad=True)
-    calls = {
-        "grad": lambda: torch.autograd.grad(neuron(x), x, torch.rand(2, 4, 3, 5), is_grads_batched=True),
-        "jacobian": lambda: torch.autograd.functional.jacobian(neuron, x, vectorize=True),
-    }
-    with pytest.raises(Unsupported, match="gradients of several outputs at once .*takes those of one; ask for one"):
-        calls[how]()
+test_refused = refusals.table(__file__, globals(), Unsupported)

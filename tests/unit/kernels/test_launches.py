@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import copy
-import pkgutil
 import types
-from typing import Any, Callable, Iterator, List, Tuple
+from typing import Any, Callable, Iterator, List
 
 import pytest
 import torch
 
 import spikecore as sc
 from kernel_loop import Loop, bound
+from new_backends import project
 from spikecore.backend import BackendError, Spec, Unsupported
 from spikecore.kernels import ForwardPlan
-from spikecore.kernels._plan import added_inputs
 from spikecore.kernels.writing import input_leaf
 from spikecore.lang import Node, Program
 from spikecore.testing import installed
@@ -23,8 +22,7 @@ from spikecore_cupy.text import Form
 from spikecore_torch.backend import TorchBackend
 
 _module: Any = types.ModuleType("flat")
-_text = (pkgutil.get_data("spikecore._scaffold", "templates/kernel.template") or b"").decode()
-exec(_text.replace("@Class@", "Flat").replace("@name@", "flat").replace("@package@", "flat"), _module.__dict__)
+exec(project("flat", kernel=True)["spikecore_flat/__init__.py"], _module.__dict__)
 Flat: Any = _module.Flat
 
 
@@ -111,29 +109,32 @@ class Two(sc.Neuron):
 
 
 @pytest.mark.parametrize(
-    ("join", "added"),
+    ("join", "kept"),
     [
-        (lambda z, h, skip: (z + skip, {"v": h}), ((1, 0),)),
-        (lambda z, h, skip: (skip + h, {"v": h}), ((1, 0),)),
-        (lambda z, h, skip: ((h, z + skip), {"v": h}), ((1, 1),)),
-        (lambda z, h, skip: (z + 2.0 * skip, {"v": h}), ()),
-        (lambda z, h, skip: (z * skip, {"v": h}), ()),
-        (lambda z, h, skip: (z + skip, {"v": h + skip}), ()),
-        (lambda z, h, skip: (z + skip, {"v": h * sc.ops.detach(skip)}), ()),
-        (lambda z, h, skip: ((z + skip, h + skip), {"v": h}), ()),
-        (lambda z, h, skip: (z + sc.ops.detach(skip), {"v": h}), ()),
+        (lambda z, h, skip: (z + skip, {"v": h}), False),
+        (lambda z, h, skip: (skip + h, {"v": h}), False),
+        (lambda z, h, skip: ((h, z + skip), {"v": h}), False),
+        (lambda z, h, skip: (z + 2.0 * skip, {"v": h}), True),
+        (lambda z, h, skip: (z * skip, {"v": h}), True),
+        (lambda z, h, skip: (z + skip, {"v": h + skip}), True),
+        (lambda z, h, skip: (z + skip, {"v": h * sc.ops.detach(skip)}), True),
+        (lambda z, h, skip: ((z + skip, h + skip), {"v": h}), True),
+        (lambda z, h, skip: (z + sc.ops.detach(skip), {"v": h}), True),
     ],
     ids=["spikes", "potential", "second output", "twice", "times", "state", "read", "two outputs", "detached"],
 )
-def test_which_inputs_pass(join: Any, added: Tuple[Tuple[int, int], ...]) -> None:
-    """Those that are added as they are to one output and read nowhere else."""
+def test_which_inputs_are_kept_for_backward(join: Any, kept: bool) -> None:
+    """Not those that are added as they are to one output and read nowhere else. Gradients are the reference's."""
     neuron = Two(join)
-    spec = Spec(torch.float32, 4, ("number",) * len(neuron.program.params), (), False)
-    assert added_inputs(neuron.program, spec) == added
     x, skip = (torch.rand(4, 2, 3, dtype=torch.float64).requires_grad_() for _ in range(2))
     its = copy.deepcopy(neuron)
+    ours, theirs = bound(neuron, Loop(3)), bound(its, TorchBackend())
+    saved: List[int] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.data_ptr()) or t, lambda t: t):
+        ours(x, skip)
+    assert (skip.data_ptr() in saved) == kept
     grads = []
-    for one in (bound(neuron, Loop(3)), bound(its, TorchBackend())):
+    for one in (ours, theirs):
         outputs = one(x, skip)
         given = outputs if isinstance(outputs, tuple) else (outputs,)
         total = torch.stack([(out * (k + 1)).sum() for k, out in enumerate(given)]).sum()

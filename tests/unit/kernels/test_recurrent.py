@@ -19,7 +19,7 @@ def net_of(neuron: Any) -> Any:
 
 
 def test_what_is_kept_for_backward() -> None:
-    """What the neuron was given at each step, and states after every root of the steps; the input itself is not."""
+    """Inputs of the neuron at each step, and states after every root of the steps; the input itself is not."""
     kept: List[Tuple[int, ...]] = []
     net = net_of(sc.ALIF())
     bound(net.neuron, Loop())

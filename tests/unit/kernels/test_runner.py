@@ -1,4 +1,4 @@
-"""What every kernel backend inherits, shown with a backend whose kernels are a Python loop over plain memory."""
+"""The base of every kernel backend, shown with a backend whose kernels are a Python loop over plain memory."""
 
 from __future__ import annotations
 
@@ -9,67 +9,19 @@ import torch
 from torch import Tensor
 
 import spikecore as sc
-from kernel_loop import LAYOUTS, SHAPE, Gated, Loop, bound, channels_last, gradients, image, same, twins
+from kernel_loop import LAYOUTS, Loop, bound, channels_last, image
 from spikecore.backend import BackendError
 from spikecore.kernels import KernelRunner, layout_of
 
 
-@pytest.mark.parametrize(
-    ("layout", "of_grad"), [*((name, "contiguous") for name in LAYOUTS), *(("channels-last", name) for name in LAYOUTS)]
-)
-def test_every_layout_gives_the_same(layout: str, of_grad: str) -> None:
-    """Inputs and cotangents of any strides give the values and gradients of contiguous ones."""
-    ours, theirs = twins(sc.LIF)
-    x = LAYOUTS[layout](image()).requires_grad_()
-    g = LAYOUTS[of_grad](image(seed=1))
-    x_, g_ = x.detach().contiguous().requires_grad_(), g.contiguous()
-    y, y_ = ours(x), theirs(x_)
-    same(y, y_)
-    same(torch.autograd.grad(y, x, g)[0], torch.autograd.grad(y_, x_, g_)[0])
-
-
 def test_dense_layouts_are_kept_without_a_copy() -> None:
-    """What is dense step by step stays where it is, and results lie as the input does."""
+    """A tensor that is dense step by step stays where it is, and results lie as the input does."""
     for name in ("contiguous", "channels-last", "batch last", "part of a batch", "one step"):
         x = LAYOUTS[name](image())
         assert layout_of(x).fit_steps(x) is x, name
     x = channels_last(image())
     neuron = bound(sc.LIF(), Loop())
     assert neuron(x).stride() == x.stride()
-
-
-@pytest.mark.parametrize(
-    ("chunk", "layout", "T"),
-    [(0, "contiguous", 6), (0, "channels-last", 1), (4, "contiguous", 6), (4, "channels-last", 20)],
-)
-def test_everything_at_once(chunk: int, layout: str, T: int) -> None:
-    """Several inputs and outputs, state, record and learnt parameters of all kinds have the reference's values and
-    gradients.
-    """
-
-    def make() -> sc.Neuron:
-        generator = torch.Generator().manual_seed(3)
-        return Gated(
-            tau=2.0 + torch.rand(4, generator=generator),
-            a=torch.rand(SHAPE[1:], generator=generator),
-            start=torch.tensor(0.3),
-            learn=("tau", "a", "start"),
-        )
-
-    ours, theirs = twins(make, chunk)
-    found = []
-    for neuron in (ours, theirs):
-        for given in (False, True):
-            xs = [LAYOUTS[layout](image(T, seed=s)).requires_grad_() for s in (0, 1)]
-            state = {n: image(1, seed=s)[0].requires_grad_() for n, s in (("v", 5), ("w", 6))} if given else None
-            (a, b), end, trace = neuron.run(*xs, state=state, record=("w", "v"))
-            results = [a, b, end["w"], trace["v"]]
-            cotangents = [image(T, seed=9), image(T, seed=10)[:1].expand_as(b), image(1, seed=11)[0], image(T, seed=12)]
-            wanted = [*xs, *neuron.parameters(), *((state or {}).values())]
-            found.append([*results, end["v"], trace["w"], *gradients(results, wanted, cotangents)])
-    half = len(found) // 2
-    for ours_, theirs_ in zip(found[:half], found[half:]):
-        same(ours_, theirs_, rtol=1e-4, atol=1e-4)
 
 
 C = 4
@@ -124,15 +76,6 @@ def test_the_bits_are_those_of_the_runner(kind: str, T: int, monkeypatch: Any) -
         assert (ours.dtype, ours.stride()) == (theirs.dtype, theirs.stride())
 
 
-@pytest.mark.parametrize("order", ["channels-last", "batch first", "every other"])
-def test_layouts_in_turn(order: str) -> None:
-    """One neuron is called with contiguous inputs and with others; each call has plans of its own."""
-    ours, theirs = twins(NEURONS["channels"], 4)
-    for name in ("contiguous", order, "contiguous", order):
-        x = LAYOUTS[name](image())
-        same(results(ours, x), results(theirs, x))
-
-
 #: A neuron, what an earlier call of it had, and what the next one has, in the words of :func:`outcome`.
 CHANGES: Dict[str, Tuple[str, Dict[str, Any], Dict[str, Any]]] = {
     "the input learns": ("numbers", {"learns": False}, {}),
@@ -170,7 +113,7 @@ def outcome(
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_call_unlike_the_one_before(change: str) -> None:
-    """What passed the checks of an earlier call goes straight on only where it is alike."""
+    """A call goes past the checks only where it is like one that passed them."""
     kind, before, after = CHANGES[change]
     neuron = made(kind)
     for options in (before, before, after, after, before):
@@ -180,7 +123,7 @@ def test_a_call_unlike_the_one_before(change: str) -> None:
 
 
 class TestUnusual:
-    """What is unusual about a call does not change its numbers."""
+    """Unusual calls have the same numbers."""
 
     def test_second_derivatives_are_refused(self) -> None:
         """The first is the kernel's also under create_graph=True, for a channel's parameter in its own shape."""

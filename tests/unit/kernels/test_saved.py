@@ -1,4 +1,4 @@
-"""What a forward kernel saves for backward, and what backward does with tensors that hooks gave back."""
+"""Tensors that a forward kernel saves for backward, and backward with tensors that hooks gave back."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+import refusals
 import spikecore as sc
 from kernel_loop import Gated
 from spikecore.backend import Spec, Unsupported
@@ -63,7 +64,7 @@ def test_steps_make_a_call(make: Any, table: Any) -> None:
     def value(tensor: torch.Tensor) -> Any:
         return tensor.detach() if table is None else tensor.detach().numpy()
 
-    named = {**neuron.named_values(), **neuron._dispatch.numbers}
+    named = neuron.named_values()
     params = [value(torch.as_tensor(named[name], dtype=torch.float64)) for name in program.params]
     forward, backward = plans(neuron)
     xs = [[value(x[t]) for x in inputs] for t in range(T)]
@@ -92,7 +93,7 @@ def test_steps_make_a_call(make: Any, table: Any) -> None:
 
 
 def test_a_state_at_rest_is_a_function_of_the_parameters() -> None:
-    """As numbers, and as tensors of the given kind."""
+    """Parameters are numbers, and tensors of the given kind."""
     neuron = Gated()
     forward, _ = plans(neuron)
     values = [0.5 if name == "start" else 2.0 for name in neuron.program.params]
@@ -101,13 +102,4 @@ def test_a_state_at_rest_is_a_function_of_the_parameters() -> None:
     assert [(value.dtype, float(value)) for value in found] == [(torch.float64, 0.5), (torch.float64, 0.25)]
 
 
-def test_what_a_table_lacks_is_refused_by_name() -> None:
-    """The operation, not a KeyError; a wrong number of values is said, too."""
-    forward, _ = plans(sc.LIF())
-    lacking = {op: function for op, function in NUMPY.items() if op != "select"}
-    x = np.ones(2)
-    params = [1.0 for _ in forward.program.params]
-    with pytest.raises(Unsupported, match="none for the operation 'select'"):
-        forward.forward_step([x], [x], params, lacking)
-    with pytest.raises(ValueError, match=r"1 values for \d leaves; give one for each of: input 'x', state 'v'"):
-        forward.forward_step([x], [], [])
+test_refused = refusals.table(__file__, globals(), Unsupported)

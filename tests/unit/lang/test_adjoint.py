@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
-
+import refusals
 import spikecore as sc
 from spikecore.lang import topological
 
 
 class TestStructure:
     def test_a_cotangent_that_does_not_arrive_is_in_no_expression(self):
-        """What does not arrive has no leaf, and a state that no cotangent leads to has none."""
+        """A cotangent that does not arrive has no leaf, and a state that no cotangent leads to has none."""
         program = sc.LIF().program
         for asked, ops in (
             ({"final": False}, {"out_grad", "next_grad"}),
@@ -29,20 +28,5 @@ class TestStructure:
             leaves = topological([*found.inputs, *found.states])
             assert {node.attr for node in leaves if node.op == "next_grad"} == names, final
 
-    @pytest.mark.parametrize(
-        ("asked", "words"),
-        [
-            ({"outputs": [True, True]}, r"has 1 outputs, give one value for each"),
-            ({"trace": ["u"]}, r"trace=\('u',\): the states"),
-            ({"final": ["u"]}, r"final=\('u',\): the states"),
-            (
-                {"learn": ("tau", "beta")},
-                r"beta is no parameter of <Program LIF \w+>: \('tau', 'threshold', 'v_reset'\)",
-            ),
-            ({"final": "v"}, r"final='v' is one text; give a list of names of states, \['v'\]"),
-        ],
-    )
-    def test_cotangents_of_what_there_is_not(self, asked, words):
-        """Another number of outputs and the name of no state are errors that name the argument."""
-        with pytest.raises(ValueError, match=words):
-            sc.LIF().program.adjoint(**asked)
+
+test_refused = refusals.table(__file__, globals())

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import itertools
 import math
+from inspect import signature
 
 import numpy as np
 import pytest
 import torch
 
 from spikecore import surrogate
-from spikecore.lang import Node, ops, topological
-from spikecore.lang._expr import Expr
+from spikecore.lang import Expr, Node, ops, topological
 from spikecore.lang.eager import TORCH, evaluate
-from spikecore.lang.operations import OPERATION
+from spikecore.lang.operations import COMPOSED, OPERATION
 from spikecore.lang.operations import ROWS as OF_LANGUAGE
 from spikecore.lang.transform import cotangents
 
@@ -137,21 +137,36 @@ def test_values_and_derivatives_are_those_of_torch(op):
                 assert_equal(wanted, gradient, rtol=1e-5 if dtype == torch.float32 else 1e-13)
 
 
-class TestRelu:
-    """relu is no operation of its own: it is a choice between its argument and 0."""
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_relu_is_that_of_torch(dtype):
+    """Everywhere, 0 and NaN included; of zeros, whose sign torch leaves open, it makes +0."""
+    points = [(number,) for number in NUMBERS]
+    args, cotangent = columns(points, dtype), weights(points, dtype)
+    expected, gradients = by_torch(torch.relu, args, cotangent)
+    for compute in (by_rules, by_torch):
+        value, (to_x,) = compute(ops.relu, args, cotangent)
+        assert_equal(expected, value)
+        assert_equal(gradients[0], to_x)
+        assert not value.signbit()[~value.isnan()].any()
 
-    POINTS = [(number,) for number in NUMBERS]
 
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-    def test_value_and_derivative_are_those_of_torch(self, dtype):
-        """Everywhere, 0 and NaN included; of zeros, whose sign torch leaves open, it makes +0."""
-        args, cotangent = columns(self.POINTS, dtype), weights(self.POINTS, dtype)
-        expected, gradients = by_torch(torch.relu, args, cotangent)
-        for compute in (by_rules, by_torch):
-            value, (to_x,) = compute(ops.relu, args, cotangent)
-            assert_equal(expected, value)
-            assert_equal(gradients[0], to_x)
-            assert not value.signbit()[~value.isnan()].any()
+#: Far from 0, near it and beside each other: where a formula loses digits, or is infinite too early.
+ACCURATE = [-88.0, -20.0, -1.5, -0.75, -1e-3, -1e-7, 1e-7, 1e-3, 0.75, 1.5, 20.0, 88.0]
+
+
+@pytest.mark.parametrize("name", [*COMPOSED, *"expm1 log1p sinh cosh tan softplus remainder".split()])
+def test_values_and_derivatives_have_all_digits(name):
+    """In float32, those of torch's own function in float64, by kernels' rules and by autograd."""
+    ours, function = getattr(ops, name), getattr(torch, name, None) or getattr(torch.nn.functional, name)
+    numbers = [x for x in ACCURATE if x > 0 or name not in ("rsqrt", "log1p")]
+    points = [*itertools.product(numbers, repeat=len(signature(ours).parameters))]
+    args = columns(points, torch.float32)
+    expected, gradients = by_torch(function, [arg.double() for arg in args], torch.ones(len(points)).double())
+    for compute in (by_rules, by_torch):
+        value, found = compute(ours, args, torch.ones(len(points)))
+        torch.testing.assert_close(value.double(), expected, rtol=1e-6, atol=1e-30)
+        for gradient, right in zip(found, gradients):
+            torch.testing.assert_close(gradient.double(), right, rtol=1e-5, atol=1e-8)
 
 
 def test_clamp_may_have_one_bound():
@@ -194,7 +209,7 @@ def test_select_in_every_precision(size, dtype):
 
 @pytest.mark.parametrize(("op", "count"), [("select", 3), ("minimum", 2), ("maximum", 2), ("clamp", 3)])
 def test_the_node_of_the_graph_has_the_name_of_the_operation(op, count):
-    """As profilers show it."""
+    """Profilers show this name."""
     inputs = [torch.rand(3, requires_grad=True) for _ in range(count)]
     assert getattr(ops, op)(*inputs).grad_fn.name() == f"{op.title()}Backward"
 

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 import spikecore as sc
-from spikecore.lang import Node, ops
-from spikecore.lang._expr import Expr
+from spikecore.lang import Expr, Node, ops
 from spikecore.lang.node import const
 from spikecore.lang.render import Printer
 
@@ -78,7 +77,7 @@ def named(printer, lines):
 
 class TestBlocks:
     def test_a_value_used_twice_has_a_line(self):
-        """What is used twice is computed once, and what is used once is written in place."""
+        """A value used twice is computed once, and one used once is written in place."""
         h = X + V
         assert block(h * h - TAU / 2.0) == ["const float t1 = x + v;", "const float t2 = t1 * t1 - tau / 2.0f;"]
 

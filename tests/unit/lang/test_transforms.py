@@ -1,4 +1,4 @@
-"""What of torch can follow the operations of the language: forward mode, vmap, torch.compile, torch.export."""
+"""Parts of torch that can follow the operations of the language: forward mode, vmap, torch.compile, torch.export."""
 
 from __future__ import annotations
 
@@ -54,6 +54,7 @@ CASES: Dict[str, Case] = {
     **{op: Case(TORCH[op], (LEFT, RIGHT)) for op in "add sub mul minimum maximum".split()},
     "div": Case(TORCH["div"], (LEFT, ABOVE)),
     "power": Case(TORCH["power"], (ABOVE, RIGHT)),
+    "remainder": Case(TORCH["remainder"], (LEFT, ABOVE)),
     "clamp": Case(TORCH["clamp"], (LEFT, RIGHT, HIGH)),
     "where": Case(lambda c, a, b: TORCH["where"](c > 0.6, a * c, b), (LEFT, RIGHT, HIGH)),
     "select": Case(TORCH["select"], (SPIKES, RIGHT, HIGH)),
@@ -62,7 +63,7 @@ CASES: Dict[str, Case] = {
     **{op: _logic(op) for op in "and or not".split()},
 }
 #: Those that are an autograd.Function of ours.
-OURS = ("spike", "select", "minimum", "maximum", "clamp")
+OURS = ("spike", "select", "minimum", "maximum", "clamp", "remainder")
 #: In float32 the root goes another way.
 CASES["sqrt of float32"] = Case(TORCH["sqrt"], (ABOVE.float(),))
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import refusals
 import spikecore as sc
 from kernel_loop import Loop, bound
 from spikecore import layers, models
@@ -265,19 +266,4 @@ def test_a_monitor_sees_the_spikes_without_the_shortcut() -> None:
     assert watched["body.3"].rate == pytest.approx(plain.body(images()).mean().item())
 
 
-WRONG = [
-    (lambda: layers.SEWBlock(0, 4, sc.LIF), ValueError, "SEWBlock: in_channels=0 must be 1 or more"),
-    (lambda: layers.SEWBlock(4, 4, sc.LIF, stride=1.5), TypeError, "SEWBlock: stride=1.5 must be a whole number"),
-    (lambda: layers.SEWBlock(4, 4, sc.LIF()), TypeError, "SEWBlock: neuron must be a function .* got the module LIF"),
-    (lambda: layers.MSBlock(4, 4, sc.LIF, norm="batch"), TypeError, "MSBlock: norm must be a function .* got 'batch'"),
-    (lambda: layers.SpikingSelfAttention(8, 0, sc.LIF), ValueError, "SpikingSelfAttention: heads=0 must be 1 or more"),
-    (lambda: layers.SpikingSelfAttention(8, 2, sc.LIF)(None), TypeError, "SpikingSelfAttention: x must be a tensor"),
-    (lambda: models.vgg(neuron=sc.LIF()), TypeError, "vgg: neuron must be a function .* got the module LIF"),
-    (lambda: models.sew_resnet(norm=nn.BatchNorm2d(64)), TypeError, "sew_resnet: norm must be a function"),
-]
-
-
-@pytest.mark.parametrize(("call", "error", "text"), WRONG)
-def test_a_wrong_argument_is_named(call, error, text):
-    with pytest.raises(error, match=text):
-        call()
+test_refused = refusals.table(__file__, globals(), layers, models)

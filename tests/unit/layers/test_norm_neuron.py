@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn.utils import prune
 
+import refusals
 import spikecore as sc
 from spikecore.context import COMPILES
 from spikecore.layers import NormNeuron, TimeBatched
@@ -78,53 +79,6 @@ class TestNormNeuron:
         sc.reset(layer), sc.reset(plain)
         assert torch.equal(layer(x), plain(x))
 
-    def test_what_cannot_be_one_layer_is_refused_in_words(self):
-        """Each argument by name, with the way out."""
-        with pytest.raises(TypeError, match="norm is a SyncBatchNorm, whose statistics are those of all processes"):
-            NormNeuron(nn.SyncBatchNorm(C), lif())
-        with pytest.raises(TypeError, match="norm is a GroupNorm; a neuron can take over nn.BatchNorm1d"):
-            NormNeuron(nn.GroupNorm(2, C), lif())
-        with pytest.raises(ValueError, match="NormNeuron: norm has 0 channels, of which torch computes none; leave it"):
-            NormNeuron(nn.BatchNorm1d(0), lif())
-        with pytest.raises(TypeError, match="neuron=ReLU.. must be a spikecore neuron"):
-            NormNeuron(norm(), nn.ReLU())
-        with pytest.raises(TypeError, match="must be True, False or None"):
-            NormNeuron(norm(), lif(), fused=1.0)
-        with pytest.raises(ValueError, match="shortcut='behind' must be None, 'before'"):
-            NormNeuron(norm(), lif(), shortcut="behind")
-        for watch in (lambda m: prune.identity(m, "weight"), lambda m: m.register_forward_hook(lambda *_: None)):
-            watched = norm()
-            watch(watched)
-            with pytest.raises(
-                ValueError, match="norm is a BatchNorm2d with hooks or a forward of its own.*leave it in"
-            ):
-                NormNeuron(watched, lif())
-        halving, hooked, own = Halving(backend="torch"), lif(), lif()
-        hooked.register_forward_pre_hook(lambda _, args: (args[0] * 2,))
-        own.forward = lambda x: x
-        for watched in (halving, hooked, own):
-            with pytest.raises(ValueError, match="would see the input before it is normalised; leave norm in front"):
-                NormNeuron(norm(), watched)
-        for shortcut in (None, "after"):
-            with pytest.raises(ValueError, match=f"shortcut_norm with shortcut={shortcut!r}; a shortcut is normalised"):
-                NormNeuron(norm(), lif(), shortcut=shortcut, shortcut_norm=norm())
-        with pytest.raises(TypeError, match="shortcut_norm is a ReLU"):
-            NormNeuron(norm(), lif(), shortcut="before", shortcut_norm=nn.ReLU())
-        with pytest.raises(ValueError, match=r"channel_dim=2 must be 1 .* or -1"):
-            NormNeuron(norm(), lif(), channel_dim=2)
-        with pytest.raises(ValueError, match=r"channel_dim=-1 with a BatchNorm2d; nn.BatchNorm1d\(C\) normalises"):
-            NormNeuron(norm(), lif(), channel_dim=-1)
-        layer = NormNeuron(norm(), lif(), shortcut="before")
-        x = drive(T, B, *SHAPE)
-        with pytest.raises(TypeError, match=r"takes 2 inputs \(x, skip\), got 1"):
-            layer(x)
-        with pytest.raises(ValueError, match="a shortcut has the shape of x"):
-            layer(x, x[:, :1])
-        with pytest.raises(TypeError, match="skip is a float; give a tensor"):
-            layer(x, 1.0)
-        with pytest.raises(ValueError, match=r"x must be \[T, B, C, ...\]"):
-            NormNeuron(nn.BatchNorm1d(C), lif())(drive(T, B))
-
 
 def network(step="multi"):
     """Convolutions with batch normalisation, nested, and one without."""
@@ -138,28 +92,8 @@ def network(step="multi"):
     )
 
 
-def fused_layers(net):
-    return sum(isinstance(module, NormNeuron) for module in net.modules())
-
-
 class TestFuse:
     """A network as it is."""
-
-    @pytest.mark.parametrize("step", ["multi", "single"])
-    def test_a_fused_network_has_the_same_keys_and_computes_the_same(self, step):
-        """Outputs, gradients, running statistics; parameters are the same objects in the same order."""
-        net = network(step)
-        plain = copy.deepcopy(net)
-        parameters = [*net.parameters()]
-        assert sc.fuse(net) is net
-        assert fused_layers(net) == 2
-        assert [*net.state_dict()] == [*plain.state_dict()]
-        assert all(mine is its for mine, its in zip(net.parameters(), parameters))
-        assert {"1.norm.weight", "3.0.neuron.tau"} <= {*dict(net.named_parameters())}
-        x = drive(*((T,) if step == "multi" else ()), B, 2, 4, 4)
-        for mine, its in zip(*both(net, plain, x)):
-            torch.testing.assert_close(mine, its)
-        torch.testing.assert_close(dict(net.state_dict()), dict(plain.state_dict()))
 
     def test_functional_call_says_which_names_it_takes(self):
         """Plain names lead to no parameter of a fused network; those of its modules do."""
@@ -171,28 +105,6 @@ class TestFuse:
             torch.func.functional_call(net, tau, (x,))
         named = {name: value.detach().clone() for name, value in net.named_parameters()}
         assert torch.equal(torch.func.functional_call(net.eval(), named, (x,)), net(x))
-
-    def test_unfuse_undoes_it(self):
-        """Modules and numbers are what they were; it can be fused again."""
-        net = network()
-        kinds = [type(module) for module in net.modules()]
-        x = drive(T, B, 2, 4, 4)
-        wanted = net(x)
-        assert sc.unfuse(sc.fuse(sc.fuse(net))) is net
-        assert [type(module) for module in net.modules()] == kinds
-        assert torch.equal(net(x), wanted)
-        assert torch.equal(sc.fuse(net)(x), wanted)
-
-    def test_copies_of_a_fused_network_are_fused(self):
-        """deepcopy and pickle; the copy can be unfused, and the original stays."""
-        net = sc.fuse(network())
-        x = drive(T, B, 2, 4, 4)
-        for copied in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
-            assert torch.equal(copied(x), net(x))
-            sc.unfuse(copied)
-            assert fused_layers(copied) == 0
-            assert torch.equal(copied(x), net(x))
-        assert fused_layers(net) == 2
 
     def test_what_it_cannot_be_sure_of_is_left_alone(self):
         """Other norms, norms and neurons at two places, with hooks, in front of something else."""
@@ -251,3 +163,6 @@ class TestFuse:
         for mine, its in zip(*both(net, plain, drive(T, B, 2, 4, 4))):
             torch.testing.assert_close(mine, its)
         torch.testing.assert_close(dict(net.state_dict()), dict(plain.state_dict()))
+
+
+test_refused = refusals.table(__file__, globals(), prune)

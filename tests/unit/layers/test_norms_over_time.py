@@ -40,7 +40,7 @@ def test_tdbn(dims):
     assert tdbn(C, dims=dims, affine=False).weight is None
 
 
-@pytest.mark.parametrize("dims", [1, 2])
+@pytest.mark.parametrize("dims", [1, 2, 3])
 def test_tebn(dims):
     """p[t] (w x^ + b), in training, and with running statistics in eval()."""
     layer = TEBN(C, T, dims=dims).double()

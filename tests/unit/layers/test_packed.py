@@ -10,24 +10,17 @@ import torch
 from torch import Tensor, nn
 
 import spikecore as sc
-from spikecore._base.bits import Packing
-from spikecore._plugins.selection import Resolved
+from plain_loop import Plain
 from spikecore.backend import BackendError
 from spikecore.context import COMPILES
 from spikecore.layers import PackedConv2d, PackedLinear, SEWBlock, TimeBatched
-from spikecore.layers import _packed as packed
+from spikecore.plugins import selection
+from spikecore.plugins.registry import Registry
+from spikecore.testing import installed
 
 HALF = torch.bfloat16
 pytestmark = pytest.mark.skipif(not COMPILES, reason="spikes are kept as bits with torch 2.6 or newer")
 ORDERS = {"contiguous": torch.contiguous_format, "channels-last": torch.channels_last}
-
-
-@pytest.fixture(autouse=True)
-def _afresh() -> Any:
-    """Which backend packs is found out once a process."""
-    packed._chosen.cache_clear()
-    yield
-    packed._chosen.cache_clear()
 
 
 def zeros_and_ones(*shape: int, largest: int = 1) -> Tensor:
@@ -36,7 +29,7 @@ def zeros_and_ones(*shape: int, largest: int = 1) -> Tensor:
 
 
 def saved_by(call: Callable[[], Tensor]) -> Tuple[Tensor, List[Tensor]]:
-    """What a call gives, and what autograd keeps of it."""
+    """The result of a call, and the tensors that autograd keeps of it."""
     kept: List[Tensor] = []
 
     def pack(tensor: Tensor) -> Tensor:
@@ -140,21 +133,19 @@ def test_other_numbers_of_a_layer_are_refused(options: Any, text: str) -> None:
 # -- which backend packs
 
 
-class Broken(Packing):
+class Broken(Plain):
     """It packs, or unpacks, and fails in the other."""
 
     name = "broken"
-
-    def __init__(self, *fails: str) -> None:
-        self.fails = fails
+    fails = ""
 
     def pack(self, *given: Any) -> Any:
-        if "pack" in self.fails:
+        if self.fails == "pack":
             raise BackendError("no compiler here")
         return super().pack(*given)
 
     def unpack(self, *given: Any) -> Any:
-        if "unpack" in self.fails:
+        if self.fails == "unpack":
             raise BackendError("no driver here")
         return super().unpack(*given)
 
@@ -162,10 +153,11 @@ class Broken(Packing):
 @pytest.mark.parametrize("fails", ["pack", "unpack"])
 def test_a_backend_that_cannot_pack(fails: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its error is the caller's, also where nobody asked for it."""
-    chosen = Resolved(Broken(fails), "auto", "")  # type: ignore[arg-type]  # of a backend this part alone is asked
-    monkeypatch.setattr(packed, "_chosen", lambda device_type, registry: chosen)
+    monkeypatch.setattr(selection, "AUTO", {"cpu": ("broken",)})
+    monkeypatch.setattr(Registry, "offers", lambda self, name: True)
     layer, x = PackedLinear(5, 7), zeros_and_ones(3, 5)
-    with pytest.raises(BackendError, match="^no (compiler|driver) here$"):
+    fails = type("Fails", (Broken,), {"fails": fails})
+    with installed(fails), pytest.raises(BackendError, match="^no (compiler|driver) here$"):
         layer(x).sum().backward()
 
 
@@ -239,7 +231,7 @@ def test_layers_behind_spikes_are_replaced(fused: bool) -> None:
 
 
 def test_blocks_and_networks_of_the_field() -> None:
-    """What each keeps, and the gradients of the plain network."""
+    """The tensors that each keeps, and the gradients of the plain network."""
     lif = lambda: sc.LIF(threshold=0.1, backend="torch")  # noqa: E731
     cases = {
         "ms": (nn.Sequential(lif(), sc.layers.MSBlock(3, 3, lif), nn.Linear(16, 2)), 2),
@@ -260,25 +252,16 @@ def test_blocks_and_networks_of_the_field() -> None:
             assert torch.equal(mine.grad, its.grad), name
 
 
-@pytest.mark.parametrize("half", [False, True])
-def test_attention_keeps_queries_keys_and_values_as_bits(half: bool) -> None:
-    """With outputs and gradients of the plain layer: a bit in the place of each number of the three."""
-    torch.manual_seed(0)
-    lif = lambda: sc.LIF(threshold=0.1, backend="torch")  # noqa: E731
-    plain = nn.Sequential(lif(), sc.layers.SpikingSelfAttention(16, 2, lif))
-    net = sc.layers.pack(copy.deepcopy(plain))
-    found = []
-    for one in (plain, net):
-        with torch.autocast("cpu", HALF, enabled=half):
-            out, kept = saved_by(lambda: one(zeros_and_ones(3, 2, 5, 16)))  # noqa: B023  # called at once
-        of_heads = {k.data_ptr() for k in kept if {*k.shape[-2:]} == {5, 8}}
-        assert len(of_heads) == (0 if one is net else 3)
-        out.float().square().sum().backward()
-        found.append([out, *(p.grad for p in one.parameters())])
-    for mine, its in zip(*found):
-        torch.testing.assert_close(mine, its)
-    assert "PackedHeadProducts" in str(net)
-    assert "PackedHeadProducts" not in str(sc.layers.unpack(net))
+@pytest.mark.parametrize(("levels", "bits"), [(1, 1), (3, 2), (4, 4), (255, 8)])
+def test_counts_take_the_bits_of_the_largest(levels: int, bits: int) -> None:
+    """Weights get the gradients of the layer as it was."""
+    plain = nn.Sequential(sc.ILIF(levels=levels, backend="torch"), nn.Linear(8, 4, bias=False))
+    net, x = sc.layers.pack(copy.deepcopy(plain)), 9.0 * torch.rand(5, 3, 8)
+    assert said(net) == [f"1: {levels} x 1"]
+    assert net[1].spikes.bits == bits
+    for each in (plain, net):
+        each(x).square().sum().backward()
+    assert torch.equal(net[1].weight.grad, plain[1].weight.grad)
 
 
 def test_what_is_left_as_it_is() -> None:
@@ -392,18 +375,3 @@ def test_a_compiled_graph_keeps_bits() -> None:
         torch.testing.assert_close(mine, its)
     with pytest.raises(ValueError, match="is not what its layer was said to get"):
         run(x + 0.5)
-
-
-def test_products_of_attention_in_a_compiled_graph_keep_bits() -> None:
-    """With the gradients of torch's products."""
-    torch._dynamo.reset()
-    heads = sc.layers.pack(nn.Sequential(sc.LIF(), sc.layers.SpikingSelfAttention(16, 2, sc.LIF)))[1].products
-    found, bits = [], []
-    for run in (torch.compile(heads, fullgraph=True, backend="aot_eager"), packed.HeadProducts()):
-        leaves = [zeros_and_ones(3, k, 5, 8).transpose(0, 1)[:2].contiguous().requires_grad_() for k in (2, 3, 4)]
-        out, kept = saved_by(lambda: run(*leaves))  # noqa: B023  # called at once
-        found.append([out, *torch.autograd.grad(out.square().sum(), leaves)])
-        bits.append(len([k for k in kept if k.dtype == torch.uint8]))
-    assert bits == [3, 0]
-    for mine, its in zip(*found):
-        torch.testing.assert_close(mine, its)

@@ -8,10 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import refusals
 import spikecore as sc
 from spikecore.context import COMPILES
-
-ATAN = sc.surrogate.ATan()
 
 
 def surrogate_of(h: Tensor) -> Tensor:
@@ -109,8 +108,9 @@ def test_both_learn_within_a_network() -> None:
     losses = [step(x, y)[1].item() for _ in range(40)]
     assert losses[-1] < 0.5 * losses[0]
     assert "SlidingPSN" in str(sc.explain(net, x))  # a layer with a state that is no neuron
-    packed = sc.layers.pack(net)
-    assert type(packed[4]) is sc.layers.PackedLinear
+    if COMPILES:  # packing needs torch 2.6
+        packed = sc.layers.pack(net)
+        assert type(packed[4]) is sc.layers.PackedLinear
 
 
 @pytest.mark.skipif(not COMPILES, reason="torch.compile of what spikecore computes needs torch 2.6")
@@ -123,18 +123,4 @@ def test_torch_compile(layer: Any) -> None:
     torch.testing.assert_close(compiled(x), layer(x))
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "words"),
-    [
-        (lambda: sc.layers.PSN(0), ValueError, "PSN: steps=0 must be 1 or more"),
-        (lambda: sc.layers.SlidingPSN(2.5), TypeError, r"SlidingPSN: order=2\.5 must be a whole number"),
-        (lambda: sc.layers.PSN(2, surrogate=sc.surrogate.ATan), TypeError, r"give an object, ATan\(\)"),
-        (lambda: sc.layers.PSN(2)(torch.ones(2, 1).long()), TypeError, "PSN: x must be a floating-point tensor"),
-        (lambda: sc.layers.PSN(4)(torch.ones(3, 1)), ValueError, r"with T=4, the steps that it has weights for"),
-        (lambda: sc.set_step(sc.layers.PSN(2), "single"), ValueError, r"SlidingPSN takes single steps"),
-        (lambda: sc.layers.TimeBatched(sc.layers.PSN(2)), ValueError, "needs the time dimension"),
-    ],
-)
-def test_refusals(call: Any, error: Any, words: str) -> None:
-    with pytest.raises(error, match=words):
-        call()
+test_refused = refusals.table(__file__, globals())

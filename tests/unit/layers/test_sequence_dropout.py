@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+import refusals
 import spikecore as sc
 from spikecore.context import COMPILES
 from spikecore.layers import SequenceDropout, TimeBatched
@@ -88,7 +89,7 @@ def test_checkpointed(carried):
     reason="before 2.3 torch does not say that it compiles",
 )
 def test_compiled():
-    """As eager code in one graph; what cannot be drawn from there is refused."""
+    """Compiled code is as eager code in one graph; a generator that cannot be used there is refused."""
     torch.compiler.reset()
     x = torch.rand(T, B, C)
     dropped = torch.compile(SequenceDropout(0.3), backend="aot_eager")(x) == 0
@@ -98,16 +99,4 @@ def test_compiled():
         torch.compile(seeded(), fullgraph=True, backend="aot_eager")(x)
 
 
-def test_wrong_arguments_are_named():
-    for wrong, error in ((1.5, ValueError), (-0.1, ValueError), (float("nan"), ValueError), ("half", TypeError)):
-        with pytest.raises(error, match=f"SequenceDropout: p must be a .*{wrong}"):
-            SequenceDropout(wrong)
-    with pytest.raises(TypeError, match=r"SequenceDropout: generator must be a torch\.Generator or None, got 3"):
-        SequenceDropout(generator=3)
-    for wrong in (torch.ones(3, dtype=torch.int64), 0.5):
-        with pytest.raises(TypeError, match="SequenceDropout: x must be a floating-point tensor, got"):
-            SequenceDropout()(wrong)
-    with pytest.raises(ValueError, match=r"SequenceDropout: x must be \[T, \.\.\.\] with time first"):
-        SequenceDropout()(torch.tensor(1.0))
-    with pytest.raises(ValueError, match="SequenceDropout, which has state and needs the time"):
-        TimeBatched(SequenceDropout())
+test_refused = refusals.table(__file__, globals(), TimeBatched)

@@ -1,16 +1,14 @@
-"""What a class declares as attributes is the default of its constructor, or is refused when the class is made."""
+"""Attributes of a class are defaults of its constructor, or are refused when the class is made."""
 
 from __future__ import annotations
 
 import copy
-import inspect
-import pickle
 from typing import Any, Dict
 
 import numpy as np
 import pytest
-import torch
 
+import refusals
 import spikecore as sc
 
 
@@ -27,14 +25,6 @@ class Own(sc.Neuron):
         h = s.v + (x - s.v) / p.tau
         z = self.spike(h - 1.0)
         return z, {"v": sc.ops.select(z, 0.0, h)}
-
-
-class Plain(sc.Neuron):
-    """The same equations without defaults."""
-
-    states = Own.states
-    params = Own.params
-    dynamics = Own.dynamics
 
 
 class Slow(sc.LIF):
@@ -136,28 +126,6 @@ def test_it_is_as_with_the_arguments(name: str) -> None:
     assert words(copy.deepcopy(neuron)) == words(neuron)
 
 
-def test_gradients_are_those_of_the_declared_surrogate() -> None:
-    """Against the same equations that get surrogate, ``detach_reset`` and ``learn`` as arguments."""
-    x = 3 * torch.rand(8, 2, 5, generator=torch.Generator().manual_seed(0))
-    gradients = []
-    for neuron in (Own(), Plain(surrogate=sc.surrogate.Sigmoid(4.0), detach_reset=True, learn=("tau",))):
-        inputs = x.clone().requires_grad_()
-        neuron(inputs).sum().backward()
-        gradients.append((inputs.grad, neuron.tau.grad))
-    assert torch.equal(gradients[0][0], gradients[1][0])
-    assert torch.equal(gradients[0][1], gradients[1][1])
-    assert (Own().detach_reset, [name for name, _ in Own().named_parameters()]) == (True, ["tau"])
-    assert words(pickle.loads(pickle.dumps(Own()))) == words(Own())
-
-
-def test_signatures_show_it() -> None:
-    """As ``help`` and editors do."""
-    own, slow, wide = (inspect.signature(kind).parameters for kind in (Own, Slow, WritesItself))
-    assert [own[name].default for name in ("surrogate", "learn")] == [sc.surrogate.Sigmoid(4.0), ("tau",)]
-    assert [slow[name].default for name in ("tau", "threshold", "reset")] == [20.0, 0.5, "soft"]
-    assert [wide[name].default for name in ("tau", "reset")] == [20.0, "none"]
-
-
 def test_arguments_of_ones_own() -> None:
     """A derived class may say what its base asks for; an attribute beside an ``__init__`` that asks for it is data."""
     assert (Widest().width, Widest(width=2).width, Widest(3).width) == (9, 2, 3)
@@ -175,16 +143,6 @@ def test_arguments_of_ones_own() -> None:
         Here()
 
 
-def test_a_tensor_of_a_class_is_of_no_neuron() -> None:
-    """A checkpoint that one neuron loads changes neither the class nor another neuron."""
-    values = torch.tensor([2.0, 3.0])
-    own, of_library = {"params": {"tau": values}}, {"params": {**sc.LIF.params, "tau": values}}
-    for kind in (type("A", (Own,), own), type("B", (sc.LIF,), of_library)):
-        loaded, other = kind(learn=()), kind(learn=())
-        loaded.load_state_dict({"tau": torch.tensor([9.0, 9.0])})
-        assert (loaded.tau.tolist(), other.tau.tolist(), values.tolist()) == ([9.0, 9.0], [2.0, 3.0], [2.0, 3.0])
-
-
 def writes(**attributes: Any) -> Dict[str, Any]:
     def init(self: Any, *, reset: str = "hard", **options: Any) -> None:
         sc.LIF.__init__(self, reset=reset, **options)
@@ -192,31 +150,4 @@ def writes(**attributes: Any) -> Dict[str, Any]:
     return {"__init__": init, **attributes}
 
 
-REFUSED = {
-    "a parameter": (sc.LIF, {"threshold": 0.5}, r"write params = \{\.\.\., 'threshold': 0\.5\}"),
-    "a property": (sc.PLIF, {"tau": 5.0}, r"X\.tau=5\.0 would hide a property.*super\(\).__init__\(tau=5\.0\)"),
-    "the backend": (sc.LIF, {"backend": "torch"}, r"X\.backend='torch' would hide a property"),
-    "what is computed": (sc.PLIF, {"params": {**sc.PLIF.params, "w": 1.0}}, r"X\.params has w=1\.0, which the constr"),
-    "another word": (sc.LIF, {"reset": "zero"}, "X: reset='zero' must be one of 'hard', 'soft', 'none'"),
-    "a method": (sc.LIF, {"step": lambda self, x: x}, "X: step=<function .* must be 'multi'"),
-    "one name": (sc.LIF, {"learn": "tau"}, "X: learn='tau' must be a tuple of parameter names"),
-    "another name": (sc.LIF, {"learn": ("beta",)}, "X: learn names 'beta', which is no parameter"),
-    "a class of surrogates": (sc.LIF, {"surrogate": sc.surrogate.ATan}, r"surrogate=ATan is the class; give an object"),
-    "a number for a truth value": (Own, {"detach_reset": 1}, "X: detach_reset=1 must be True or False"),
-    "a text for a number": (sc.LIF, {"channel_dim": "C"}, "X: channel_dim='C' must be a whole number"),
-    "two defaults": (sc.LIF, writes(reset="soft"), "X has two defaults of reset, 'soft' of the class and 'hard' in __"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_is_refused_when_the_class_is_made(name: str) -> None:
-    """With the name, the value and the way out."""
-    base, attributes, message = REFUSED[name]
-    with pytest.raises((TypeError, ValueError), match=message):
-        type("X", (base,), attributes)
-
-
-def test_an_array_is_refused_as_it_is_of_an_argument() -> None:
-    kind = type("X", (sc.LIF,), {"params": {**sc.LIF.params, "tau": np.ones(2)}})
-    with pytest.raises(TypeError, match=r"X: tau=array\(.*give torch\.tensor\(values\)"):
-        kind()
+test_refused = refusals.table(__file__, globals(), np)

@@ -1,4 +1,4 @@
-"""What is particular to each neuron of the library, at the bounds of its parameters too, and neurons of one's own."""
+"""Particular behaviour of each neuron of the library, at the bounds of its parameters too, and neurons of one's own."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import textwrap
 import pytest
 import torch
 
+import refusals
 import spikecore as sc
 from spikecore.neurons import MODELS, example
 
@@ -27,42 +28,16 @@ class TestDefaults:
     """Those of the peers; the equations themselves are the conformance suite's."""
 
     def test_learnt(self):
-        """PLIF learns ``w``, KLIF ``k``, GLIF all, TCLIF two; the others learn nothing by themselves."""
+        """PLIF learns ``w``, KLIF ``k``, GLIF all, TCLIF and DHLIF two; the others learn nothing by themselves."""
         learnt = {name: [key for key, _ in example(name).named_parameters()] for name in MODELS}
-        own = {"PLIF": ["w"], "KLIF": ["k"], "GLIF": list(sc.GLIF.params), "TCLIF": ["c1", "c2"]}
+        two = {"TCLIF": ["c1", "c2"], "DHLIF": ["w_branch", "w_soma"]}
+        own = {"PLIF": ["w"], "KLIF": ["k"], "GLIF": list(sc.GLIF.params), **two}
         assert learnt == {name: own.get(name, []) for name in MODELS}
         assert [key for key, _ in sc.KLIF(learn=("tau",)).named_parameters()] == ["tau"]
 
 
-class TestPLIF:
-    """The time constant through ``w``."""
-
-    @pytest.mark.parametrize("tau", [1.0, 0.5, torch.tensor([2.0, 1.0])])
-    def test_tau_must_be_above_one(self, tau):
-        """A sigmoid is below 1, so the time constant is above."""
-        with pytest.raises(ValueError, match=r"^PLIF: tau=.* must be above 1, since 1/tau = sigmoid\(w\)$"):
-            sc.PLIF(tau)
-
-
-class TestArguments:
-    """A wrong argument is named."""
-
-    @pytest.mark.parametrize(
-        ("make", "name"),
-        [
-            (sc.LI, "decay_input"),
-            (sc.KLIF, "scale_reset"),
-            (lambda **options: sc.Leaky(0.9, **options), "reset_delay"),
-        ],
-    )
-    def test_flags(self, make, name):
-        """A switch takes True or False only."""
-        with pytest.raises(TypeError, match=f": {name}=1 must be True or False$"):
-            make(**{name: 1})
-
-
 class TestTogether:
-    """What makes no sense together is refused where it is given."""
+    """Arguments that make no sense together are refused where they are given."""
 
     @pytest.mark.parametrize("beta", [0.9, 0.95, torch.tensor([0.5, 0.9])])
     def test_alpha_is_above_beta(self, beta):
@@ -78,14 +53,6 @@ class TestTogether:
         with pytest.raises(ValueError, match=r"^BRF: omega=tensor\(.* must be at most 1 / dt"):
             sc.BRF(torch.tensor([1.0, 300.0]))
         sc.BRF(100.0)
-
-    def test_lapicque_takes_two_of_three(self):
-        """beta follows from R and C; a part that nothing or everything remains of has no circuit."""
-        with pytest.raises(ValueError, match=r"^Lapicque: beta=0\.5 follows from R=1\.0 and C=2\.0; give two of the"):
-            sc.Lapicque(0.5, R=1.0, C=2.0)
-        for beta in (0.0, 1.0, -0.5, torch.tensor([0.5, 1.5])):
-            with pytest.raises(ValueError, match=r"^Lapicque: beta=.* must be between 0 and 1, both excluded$"):
-                sc.Lapicque(beta)
 
 
 NEURONS = {**sc.neurons.MODELS, "EscapeNoise": sc.stochastic.EscapeNoise}
@@ -124,8 +91,9 @@ def broken(neuron, dtype):
     """The names of what is not finite after a call forward and backward."""
     generator = torch.Generator().manual_seed(3)
     # few steps: where R C is far below the time step, a step of Lapicque overshoots by a factor of 8e6, as it says
-    x = (2 * torch.randn(4, 2, 5, dtype=dtype, generator=generator)).requires_grad_()
-    out, state = neuron.run(x)
+    each = () if neuron.inputs == ("x",) else (len(neuron.inputs),)
+    x = (2 * torch.randn(4, 2, 5, *each, dtype=dtype, generator=generator)).requires_grad_()
+    out, state = neuron.run(*(x.unbind(-1) if neuron.inputs == ("e", "i") else (x,)))
     seen = {"output": out, **state}
     (out * torch.randn(out.shape, dtype=dtype, generator=generator)).sum().backward()
     seen["gradient of x"] = x.grad
@@ -256,3 +224,6 @@ def test_the_signature_of_a_neuron_of_ones_own():
     assert str(inspect.signature(Gated)).startswith(start)
     assert str(inspect.signature(Gated)).endswith("bounds={})")
     assert "tau" not in inspect.signature(Gated(3)).parameters
+
+
+test_refused = refusals.table(__file__, globals())

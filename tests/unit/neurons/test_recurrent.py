@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
+import refusals
 import spikecore as sc
 from feedback_changes import CHANGES, check_change
 from plain_loop import EVERYTHING, Plain
@@ -75,44 +76,13 @@ class TestErrors:
             Recurrent(sc.LIF(), nn.Sequential(layer(), inner))
 
     def test_time_within_the_layer(self):
-        """What knows of time gets one step, and says so where it was set for all of them."""
+        """A layer that knows of time gets one step, and says so where it was set for all of them."""
         folds = sc.layers.TimeBatched(nn.Conv1d(C, C, 1))
         with pytest.raises(ValueError, match=r"^Recurrent: linear is TimeBatched with step='multi', which would take"):
             Recurrent(sc.LIF(), folds)
         x = values(T, B, C, 2, dtype=torch.float32)
         single = Recurrent(sc.LIF(), sc.set_step(folds, "single"))
         assert torch.equal(single(x), Recurrent(sc.LIF(), folds.module)(x))
-
-    @pytest.mark.parametrize("module", [nn.Linear(C, 1), nn.Flatten(0)])
-    def test_layer_changes_the_shape(self, module):
-        """A layer that does not keep the shape of one time step is refused, never broadcast."""
-        message = (
-            r"^Recurrent: linear gives shape \[.*\], one time step of the input has \[3, 4\]; give a module that keeps"
-        )
-        with pytest.raises(ValueError, match=message):
-            Recurrent(sc.LIF(), module)(values(T, B, C, dtype=torch.float32))
-
-    def test_a_layer_of_another_width(self):
-        """In place of torch's error, and the two arguments the other way round."""
-        text = r"^Recurrent: linear takes 8 outputs, .* has shape \[3, 4\]; give nn\.Linear\(4, 4\)$"
-        with pytest.raises(ValueError, match=text):
-            Recurrent(sc.LIF(), nn.Linear(8, 8))(values(T, B, C, dtype=torch.float32))
-        with pytest.raises(TypeError, match=r"must be a spikecore neuron; the order is Recurrent\(neuron, linear\)$"):
-            Recurrent(nn.Linear(4, 4), sc.LIF())
-
-    def test_state(self):
-        """A state without the last output; one of another batch; a changed batch."""
-        net, x = built(), values(T, B, C)
-        with pytest.raises(ValueError, match=r"^Recurrent: state has \['v'\]; give a value for each of v, feedback"):
-            net.run(x, state={"v": values(B, C)})
-        with pytest.raises(
-            ValueError, match=r"^Recurrent: state has feedback of shape \[4\], one time step .* \[3, 4\]"
-        ):
-            net.run(x, state={"v": values(B, C), "feedback": values(C)})
-        single = built(step="single")
-        single(x[0])
-        with pytest.raises(ValueError, match=r"^Recurrent: the state carried .* call sc\.reset\(net\) between"):
-            single(x[0, :2])
 
 
 class Masked(nn.Module):
@@ -196,12 +166,6 @@ def test_a_backend_of_plain_feedback_is_given_single_steps_of_others() -> None:
         assert not built(neuron=sc.LIF(1.7, backend=name))(x).isnan().any()
 
 
-def test_the_output_that_comes_back_is_a_number() -> None:
-    """1.0 equals 1, and names no output."""
-    with pytest.raises(ValueError, match=r"output=0.0 must be the output of LIF that comes back, 0 to 0"):
-        built(output=0.0)
-
-
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_later_call_sees_what_changed(change: str) -> None:
     """Calls of one signature share what was found out at the first one, and no more than that."""
@@ -238,3 +202,6 @@ def test_a_parametrisation_is_computed_once_a_call() -> None:
     grad = linear.parametrizations.weight.original.grad
     assert grad.tril().any()
     assert not grad.triu(1).any()
+
+
+test_refused = refusals.table(__file__, globals())

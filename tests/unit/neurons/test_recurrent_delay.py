@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+import refusals
 import spikecore as sc
+from arctan import spike
 
 T, B, C, LONGEST = 9, 2, 4, 3
 PER = ("connection", "input")
@@ -26,21 +28,6 @@ def made(per="connection", neuron=None, dtype=torch.float64, longest=LONGEST, le
     return sc.Recurrent(neuron or sc.LIF(1.7, backend="torch"), delay, **options)
 
 
-class Fires(torch.autograd.Function):
-    """The spike of LIF with its default surrogate."""
-
-    @staticmethod
-    def forward(ctx, u):
-        """1 where u is not negative."""
-        ctx.save_for_backward(u)
-        return (u >= 0).to(u.dtype)
-
-    @staticmethod
-    def backward(ctx, grad):
-        """ATan(2)."""
-        return grad / (1 + (torch.pi * ctx.saved_tensors[0]) ** 2)
-
-
 def by_hand(x, weight, bias, delay, sigma, tau=1.7):
     """LIF whose outputs come back, one connection and lag after the other; ``sigma`` None for rounded delays."""
     delay = delay.expand(C, C)
@@ -58,7 +45,7 @@ def by_hand(x, weight, bias, delay, sigma, tau=1.7):
                         total = total + weight[o, j] * share[k] / sum(share) * outputs[t - 1 - k][:, j]
             back.append(total)
         h = v + (x[t] + torch.stack(back, -1) - v) / tau
-        y = Fires.apply(h - 1)
+        y = spike(h - 1)
         v = (1 - y) * h
         outputs.append(y)
     return torch.stack(outputs)
@@ -131,7 +118,7 @@ class TestState:
 
 
 class TestSaid:
-    """What is told, and what is refused."""
+    """Warnings and errors."""
 
     def test_one_call_or_a_loop(self):
         """One call of whole delays of neurons; of others a loop, which says why."""
@@ -147,18 +134,5 @@ class TestSaid:
             whole(x)
             assert whole.looped == ""
 
-    def test_refused(self):
-        """Delays that the loop would not see, states without a past."""
-        delay = sc.Delay(nn.Linear(C, C), 3)
-        with pytest.raises(ValueError, match="linear is Sequential with a Delay in it, which would take"):
-            sc.Recurrent(sc.LIF(), nn.Sequential(delay, nn.Tanh()))
-        with pytest.raises(ValueError, match="linear has step='single'; give the step mode to Recurrent"):
-            sc.Recurrent(sc.LIF(), sc.Delay(nn.Linear(C, C), 3, step="single"))
 
-        net = made()
-        with pytest.raises(
-            ValueError, match=r"Recurrent: state has \['feedback', 'v'\]; give a value for each of v, feedback, past"
-        ):
-            net.run(drawn(T, B, C), state={"v": drawn(B, C), "feedback": drawn(B, C)})
-        with pytest.raises(ValueError, match=r"Recurrent: linear gives shape \[2, 3\], one time step of the input has"):
-            sc.Recurrent(sc.LIF(), sc.Delay(nn.Linear(C, 3), 3))(drawn(T, B, C, dtype=torch.float32))
+test_refused = refusals.table(__file__, globals())

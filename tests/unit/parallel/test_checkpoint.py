@@ -222,7 +222,7 @@ def test_an_encoder_with_a_generator():
 
 
 class TestRefused:
-    """What would be wrong numbers, or no policy at all, is refused in words."""
+    """Wrong numbers, and no policy at all, are refused in words."""
 
     @pytest.mark.parametrize("every", [0, 1.5])
     def test_every(self, every):
@@ -244,6 +244,10 @@ class TestRefused:
         backwards = type("Backwards", (nn.Sequential,), {"forward": lambda self, x: self[0](self[1](x))})
         with pytest.raises(TypeError, match="whose forward, __call__ or __iter__ is its own"):
             sc.checkpoint(backwards(nn.Linear(C, C), sc.LIF()), every=1)
+        chain: nn.Module = net()
+        chain.forward = chain[0].forward
+        with pytest.raises(TypeError, match="whose forward, __call__ or __iter__ is its own"):
+            sc.checkpoint(chain, every=1)
 
     @pytest.mark.parametrize(
         ("names", "error", "says"),

@@ -33,7 +33,7 @@ def images():
 
 
 def looped(net, x, steps=T):
-    """What the page of the seeds does: reset, then the same image at every step."""
+    """The loop of the page of the seeds: reset, then the same image at every step."""
     sc.reset(net)
     outputs = [net(x) for _ in range(steps)]
     sc.reset(net)
@@ -112,7 +112,7 @@ def test_the_page_of_the_seeds():
 
 
 class TestRefused:
-    """What would not be the loop over time is refused, before anything runs."""
+    """A network that would not be the loop over time is refused, before anything runs."""
 
     @pytest.mark.parametrize("steps", [0, 2.0])
     def test_no_number_of_steps(self, steps):

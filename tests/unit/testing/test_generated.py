@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import re
 
 import pytest
+import torch
 from click.testing import CliRunner
 
+import refusals
 import spikecore as sc
 from plain_loop import Plain
 from spikecore.backend import Capabilities
 from spikecore.cli import app
 from spikecore.testing import CASES, check_backend, installed
-from spikecore.testing._config import Config, simplest
-from spikecore.testing._models import _at_defaults
 
 GENERATED = [case.id for case in CASES.select(ids=["generated/*=*"])]
 
@@ -22,28 +22,12 @@ class TestText:
     """A configuration as text."""
 
     def test_what_is_printed_reads_back(self):
-        """Every call of the release, and the simplest."""
-        for text in (*[id.partition("/")[2] for id in GENERATED], "simplest"):
-            assert str(Config.parse(text)) == text
-        every = Config("turn", "none", learn=("*",), given=("output 0", "final a"), state=True, shape=(3,), draw=2)
-        assert Config.parse(str(every)) == every
-        layer = Config("lif", feedback="fused", weights="masked", autocast=True, lay=("x strided", "g final v ones"))
-        assert Config.parse(str(layer)) == layer
-
-    @pytest.mark.parametrize(
-        ("text", "message"),
-        [
-            ("dtype=float8", "dtype=float8 must be one of float16, "),
-            ("steps=1", "'steps=1' of 'steps=1': a factor is one of model, reset"),
-            ("shape=axb", "'shape=axb' of 'shape=axb': shape is written as '12x3x7' is"),
-            ("state=maybe", "state is written as 'no' is"),
-            ("model=alif,record=u", "record=u must be some of v, a, or all"),
-        ],
-    )
-    def test_a_configuration_that_cannot_be_is_refused(self, text, message):
-        """With the factor and what it may be."""
-        with pytest.raises(ValueError, match=message):
-            Config.parse(text)
+        """Calls that are in no release, and the simplest: the sentence of the case begins with its text."""
+        every = "model=turn,reset=none,shape=3,learn=all,state=yes,given=output:0+final:a,draw=2"
+        layer = "lay=x:strided+g:final:v:ones,feedback=fused,weights=masked,autocast=yes"
+        for text in (every, layer, "simplest"):
+            (case,) = CASES.select(ids=[f"generated/{text}"])
+            assert case.holds.startswith(f"{text}: ")
 
     def test_a_case_is_found_by_its_text(self):
         """In the suite, beside the cases of this release."""
@@ -81,31 +65,35 @@ class TestSeeds:
 
 
 @pytest.mark.parametrize(
-    "fault",
+    ("wrong", "simplest"),
     [
-        {"dtype": "float16"},
-        {"shape": (64, 3, 5), "learn": ("*",)},
-        {"x2": "strided", "model": "turn"},
-        {"params": "full", "param_dtype": "bfloat16"},
-        {"given": ("final a",)},
+        (lambda spec, x: spec.dtype == torch.float16, "dtype=float16"),
+        (lambda spec, x: len(x) == 64, "shape=64x3x5"),
+        (lambda spec, x: "full" in spec.params, "params=full"),
+        (lambda spec, x: len(x) == 64 and "w" in spec.learn, "model=plif,shape=64x3x5,learn=all"),
     ],
-    ids=str,
+    ids=["dtype", "steps", "parameters", "two factors"],
 )
-def test_a_failing_configuration_is_made_simpler(fault):
-    """Until it has what it takes, and nothing else."""
-    config = Config(
-        "turn", "none", dtype="float16", shape=(64, 3, 5), params="full", param_dtype="bfloat16", learn=("*",),
-        state=True, record=("*",), wanted=("inputs", "states"), given=("final a",), x="strided", x2="strided", draw=3,
-    )  # fmt: skip
-    tried = []
+def test_a_failing_call_is_made_simpler(wrong, simplest):
+    """Until it has what it takes, and nothing else but its neuron."""
 
-    def fails(other):
-        tried.append(other)
-        return all(getattr(other, name) == value for name, value in fault.items())
+    class Wrong(Plain):
+        name = "wrong"
 
-    found = simplest(config, fails)
-    assert replace(found, model="turn") == Config("turn", **{k: v for k, v in fault.items() if k != "model"})
-    assert len(tried) < 100
+        def compile(self, program, spec):
+            run = super().compile(program, spec)
+
+            def shifted(inputs, *rest):
+                outputs, final, trace = run(inputs, *rest)
+                return (tuple(y + wrong(spec, inputs[0]) for y in outputs), final, trace)
+
+            return shifted
+
+    model = "plif" if "plif" in simplest else "lif"
+    call = f"model={model},reset=soft,dtype=float16,shape=64x3x5,params=full,learn=all,state=yes,given=outputs,draw=3"
+    with installed(Wrong):
+        (result,) = check_backend("wrong", cases=[f"generated/{call}"])
+    assert re.search("the simplest call that fails so: (.*)", result.message)[1] == simplest
 
 
 def test_a_poor_backend_is_asked_for_what_it_declares():
@@ -127,5 +115,8 @@ def test_a_neuron_that_passes_its_options_on_has_the_resets_of_its_base():
         def __init__(self, **options):
             super().__init__(**options)
 
-    assert _at_defaults("LIF", Passing).resets == ("hard", "soft", "none")
-    assert _at_defaults("GLIF", sc.GLIF).resets == ("none",)
+    assert "reset" in Passing.configuration
+    assert "reset" not in sc.GLIF.configuration
+
+
+test_refused = refusals.table(__file__, globals())

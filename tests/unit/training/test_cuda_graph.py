@@ -22,7 +22,7 @@ def capture(monkeypatch):
 
 
 class TestReplay:
-    """What is captured, and what comes out."""
+    """Captured work, and its results."""
 
     def test_the_weights_are_those_of_the_eager_step(self, capture):
         """Weights, buffers, optimiser, outputs and losses, with a schedule, a short batch and dropout."""
@@ -197,7 +197,7 @@ class TestChanges:
 
 
 class TestRefusals:
-    """What cannot be captured is an error in words; nothing has happened then."""
+    """Work that cannot be captured is an error in words; nothing has happened then."""
 
     def test_a_failed_capture_leaves_everything_as_it_was(self, capture):
         """Weights, buffers, gradients and optimiser are those before the call; torch's error is the cause."""

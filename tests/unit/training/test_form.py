@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, List
 
 import pytest
@@ -11,7 +12,6 @@ from torch import Tensor, nn
 import spikecore as sc
 from graphed import Compiler, failure, without_a_gpu
 from spikecore.context import COMPILES
-from spikecore.training._form import CompiledUpdate
 
 OPTIONS = ("channels_last", "compile", "pack_spikes", "graph")
 
@@ -53,7 +53,7 @@ def compiler(monkeypatch: pytest.MonkeyPatch) -> Compiler:
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """As if the network were on a GPU; a function that gives the stand-in of the last capture."""
+    """Have the network count as on a GPU; a function that gives the stand-in of the last capture."""
     return without_a_gpu(monkeypatch)
 
 
@@ -100,7 +100,9 @@ class TestCompile:
         made, _ = trained(net, sc.TrainingOptions(compile=True, pack_spikes=True))
         trained(plain, None)
         close(net, plain)
-        assert compiler.given == [("net", {"fullgraph": True, "dynamic": False})]
+        assert [(name, options["fullgraph"], options["dynamic"]) for name, options in compiler.given] == [
+            ("net", True, False)
+        ]
         assert compiler.called == ["net"] * 4
         assert made.form == {"channels_last": "not asked for", "compile": "used", "pack_spikes": "used"}
 
@@ -130,7 +132,7 @@ class TestFast:
     """CudaOptions(fast=True): everything that is fast and can be."""
 
     def test_without_a_gpu_it_is_refused(self) -> None:
-        """As graph=True is."""
+        """It is refused as graph=True is."""
         with pytest.raises(ValueError, match=r"fast=True needs the network on a GPU, and 1.module.0.weight is on cpu"):
             trained(network(), sc.CudaOptions(fast=True))
         with pytest.raises(ValueError, match="fast=torch.cuda.is_available"):
@@ -294,19 +296,43 @@ def test_a_hyperparameter_that_changes(compiler: Compiler, gpu: Any) -> None:
 
 
 @pytest.mark.skipif(not COMPILES, reason="torch.compile needs torch 2.6 here")
-def test_an_update_compiled_by_torch_itself() -> None:
-    """No stand-in: the weights of the plain update to rounding, beside a scheduler."""
-    weights = [nn.Parameter(torch.linspace(-1, 1, 7)) for _ in range(2)]
-    optimizers = [torch.optim.AdamW([weight], lr=torch.tensor(0.1)) for weight in weights]
-    schedules = [torch.optim.lr_scheduler.StepLR(one, 2, 0.5) for one in optimizers]
-    update = CompiledUpdate(optimizers[0])
-    for i in range(5):
-        for weight in weights:
-            weight.grad = torch.linspace(0, 1, 7) * (i - 1.5)
-        update()
-        optimizers[1].step()
-        for schedule in schedules:
+def test_loss_and_update_compiled_by_torch_itself(gpu: Any) -> None:
+    """No stand-in for the compiler: the weights of the plain step to rounding, beside a scheduler."""
+    weights = []
+    for options in (sc.CudaOptions(graph=True, compile=True), None):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(6, 3))
+        optimizer = torch.optim.SGD(net.parameters(), lr=torch.tensor(0.1), momentum=0.9)
+        made = sc.training_model(net, sc.losses.ce_count, optimizer, options=options)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+        for i in range(5):
+            made(*labelled(i))
             schedule.step()
+        weights.append(net[0].weight)
+        if options is not None:
+            assert made.form["compile"] == made.form["graph"] == "used"
     torch.testing.assert_close(*weights)
-    assert not update.why
-    assert not torch.equal(weights[0], torch.linspace(-1, 1, 7))
+
+
+@pytest.mark.skipif(not COMPILES, reason="this torch is too old to compile neurons")
+@pytest.mark.slow
+def test_more_lengths_than_the_compiler_keeps_run_eagerly() -> None:
+    """Every length trains, compiled ones before and after, and one warning names the limit and the way out."""
+    nets = [network(conv=False), network(conv=False)]
+    options = (sc.TrainingOptions(compile=True), None)
+    compiled, plain = (
+        sc.training_model(net, sc.losses.ce_rate, torch.optim.SGD(net.parameters(), 0.1), options=chosen)
+        for net, chosen in zip(nets, options)
+    )
+    with torch._dynamo.config.patch(recompile_limit=1), warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for steps in (3, 2, 4, 3):
+            x = torch.rand(steps, 4, 6, generator=torch.Generator().manual_seed(steps))
+            (_, loss), (_, wanted) = compiled(x, torch.arange(4) % 3), plain(x, torch.arange(4) % 3)
+            assert float(loss) == pytest.approx(float(wanted))
+    texts = [str(each.message) for each in told if "run eagerly" in str(each.message)]
+    assert len(texts) == 1
+    assert "inputs [2, 4, 6] and further new shapes run eagerly, because torch.compile keeps 1" in texts[0]
+    assert "Pad sequences to a few lengths (sc.functional.mask_of), or raise that limit" in texts[0]
+    assert compiled.form["compile"] == "used"
+    close(*nets)

@@ -35,7 +35,7 @@ def test_what_is_written_is_read(tmp_path):
 
 
 def test_a_network_in_place_of_the_path():
-    """As ``torch.save`` has it."""
+    """Arguments in the order of ``torch.save`` are refused."""
     with pytest.raises(TypeError, match=r"^path=Linear.* is a Linear; .* the order is save_checkpoint\(path, settings"):
         sc.save_checkpoint(nn.Linear(2, 2), "run.pt")
 
@@ -116,7 +116,7 @@ def test_a_full_disk_is_an_error_of_the_file(tmp_path):
 
 
 def test_an_exception_leaves_the_old_file(tmp_path):
-    """What cannot be written leaves the checkpoint before it, and nothing half done."""
+    """A state that cannot be written leaves the checkpoint before it, and nothing half done."""
     sc.save_checkpoint(tmp_path / "run.pt", SETTINGS, epoch=1)
     with pytest.raises(
         TypeError, match=r"epoch=<function .* is a builtins.function, which sc.load_checkpoint could not"
@@ -151,7 +151,7 @@ UNREADABLE = [
 
 @pytest.mark.parametrize(("value", "text"), UNREADABLE, ids=lambda value: type(value).__name__)
 def test_what_cannot_be_read_back_is_refused_when_it_is_written(tmp_path, value, text):
-    """As a part, within one, and as a setting: with the key, and the old file stays."""
+    """The error has the key of a part, of a value within one, and of a setting; the old file stays."""
     path = tmp_path / "run.pt"
     sc.save_checkpoint(path, SETTINGS, epoch=1)
     for given, key in (
@@ -201,7 +201,7 @@ def test_a_part_that_is_missing(tmp_path):
 
 
 class Scaler:
-    """As torch's gradient scaler, with a scale that is changed in place."""
+    """A scaler as torch's, with a scale that is changed in place."""
 
     def __init__(self):
         self.factor = torch.tensor(8.0)
@@ -236,7 +236,7 @@ def everything(step):
 
 
 def same(a, b):
-    """Whether two such lists are equal to the bit."""
+    """True if two such lists are equal to the bit."""
     pairs = list(zip(a, b))
     return len(a) == len(b) and all(torch.equal(x, y) if torch.is_tensor(x) else x == y for x, y in pairs)
 

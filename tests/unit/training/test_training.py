@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import functools
 import gc
+import re
 import warnings
 import weakref
 from typing import Any, Callable, List, Tuple
@@ -88,10 +89,10 @@ def spoilt(where: str):
             "weight",
             r"the parameter '0\.weight' has 1 NaN among .*, the first at index \[1, 0\], and had it before this",
         ),
-        ("loss", r"the output of the network is finite, and the loss is inf\. Look for a division by 0"),
+        ("loss", r"the loss has the value inf, and the output of the network is finite\. Look for a division by 0"),
         (
             "backward",
-            r"output and loss are finite, and the gradient of .* has .* NaN .*, and so have 3 others; either the "
+            r"the gradient of .* has .* NaN .*, and output and loss are finite; either the "
             r"forward .*explain\(net, inputs\) says where it began; or the backward pass, .*set_detect_anomaly",
         ),
         ("norm", r"each number is finite, and the gradient of .* has a norm of .*, whose square is not"),
@@ -176,7 +177,7 @@ def test_a_scaled_step_says_that_it_was_skipped():
 
 
 def test_nothing_keeps_the_graph_alive():
-    """What a step returns has no graph, and the inner activations are gone after it."""
+    """The result of a step has no graph, and the inner activations are gone after it."""
     model = net()
     kept = []
     model[0].register_forward_hook(lambda module, args, out: kept.append(weakref.ref(out)))
@@ -336,11 +337,26 @@ def test_a_step_goes_on_where_state_is_carried_on_purpose():
             assert not model.lif.state["v"].requires_grad
 
 
-LOSSES = [nn.CrossEntropyLoss(), functools.partial(F.nll_loss, reduction="sum")]
+class Smoothed(nn.CrossEntropyLoss):
+    """A loss of torch with other defaults."""
+
+    def __init__(self) -> None:
+        super().__init__(label_smoothing=0.1)
+
+
+class OverTime(nn.CrossEntropyLoss):
+    """One with a ``forward`` of its own, which fails for a reason of its own."""
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        raise RuntimeError("one class is never drawn")
+
+
+LOSSES = [nn.CrossEntropyLoss(), Smoothed(), functools.partial(F.nll_loss, reduction="sum")]
 
 
 def loss_name(loss: Any) -> str:
-    return str(getattr(getattr(loss, "func", loss), "__name__", type(loss).__name__))
+    loss_type = nn.CrossEntropyLoss if isinstance(loss, Smoothed) else type(loss)
+    return str(getattr(getattr(loss, "func", loss), "__name__", loss_type.__name__))
 
 
 def step_of(net: nn.Module, loss: Any, **more: Any) -> sc.training.TrainingStep:
@@ -363,6 +379,10 @@ class TestALossWithoutTime:
         with pytest.raises(ValueError, match=said) as caught:
             step_of(mlp(), loss)(torch.rand(steps, 16, 5), labels(16))
         assert caught.value.__cause__ is not None
+
+    def test_nothing_is_said_of_a_forward_of_ones_own(self) -> None:
+        with pytest.raises(RuntimeError, match="^one class is never drawn$"):
+            step_of(mlp(), OverTime())(torch.rand(4, 16, 5), labels(16))
 
 
 class Mean(nn.Module):
@@ -504,6 +524,23 @@ class TestALossOfSomethingElse:
         step_of(mlp(), loss)(torch.rand(4, 16, 5), torch.zeros(4, 16, 3))
 
 
+class TwoOutputs(sc.Neuron):
+    """A potential without a reset, and spikes of it."""
+
+    states = {"v": 0.0}
+
+    def dynamics(self, x: Any, s: Any, p: Any) -> Tuple[Any, Any]:
+        v = 0.5 * s.v + x
+        return (v, self.spike(v - 100.0)), {"v": v}
+
+
+class First(nn.Sequential):
+    """The first output of a chain."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)[0]
+
+
 class TestASilentLayer:
     """Spiking neurons that give no spike: usual in the first step, and a fault after a hundred."""
 
@@ -520,8 +557,30 @@ class TestASilentLayer:
             self.steps(0.0)
         assert len(caught) == 1
 
+    @pytest.mark.parametrize(
+        ("made", "name"),
+        [
+            (lambda: First(nn.Linear(5, 3), TwoOutputs()), "1 (TwoOutputs)"),
+            (lambda: First(sc.Recurrent(TwoOutputs(), nn.Linear(5, 5), output=0)), "0 (Recurrent)"),
+            (lambda: sc.layers.SLSTM(5, 3), "recurrent (Recurrent)"),
+            (lambda: sc.layers.SpikingLSTM(5, 3), "recurrent (Recurrent)"),
+        ],
+    )
+    def test_outputs_that_are_spikes_count(self, made: Callable[[], nn.Module], name: str) -> None:
+        """Beside a potential that is not 0, and within gated layers."""
+
+        def never() -> nn.Module:
+            net = made()
+            for parameter in net.parameters():
+                nn.init.constant_(parameter, -1.0)
+            return net
+
+        with pytest.warns(UserWarning, match=rf"^{re.escape(name)} gave no spike in the batches of steps 1 and 100"):
+            self.steps(8.0, never)
+
     def test_nothing_is_said_of_one_that_wakes_up(self) -> None:
         self.steps(8.0)
+        self.steps(8.0, lambda: nn.Sequential(sc.layers.SLSTM(5, 3, threshold=0.01), nn.Linear(3, 3)))
 
     def test_nothing_is_said_of_neurons_that_do_not_spike(self) -> None:
         self.steps(0.0, lambda: nn.Sequential(nn.Linear(5, 3, bias=False), sc.LI()))
@@ -561,6 +620,39 @@ class TestSingleSteps:
         step_of(Own("single"), sc.losses.ce_count)(torch.rand(16, 16, 5), labels(16))
 
 
+class TestPlaces:
+    """A neuron that carries its state and is called at one or two places of a network, in a loop over steps."""
+
+    class Net(nn.Module):
+        """A loop over steps."""
+
+        def __init__(self, twice: bool) -> None:
+            super().__init__()
+            self.fc, self.twice = nn.Linear(5, 12), twice
+            self.lif, self.last = sc.LIF(step="single"), sc.LI(step="single")
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            outputs = []
+            for x_t in x:
+                hidden = self.lif(self.fc(x_t))
+                outputs.append(self.last(self.lif(hidden) if self.twice else hidden))
+            return torch.stack(outputs)
+
+    def warned(self, twice: bool) -> List[str]:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            step_of(self.Net(twice), sc.losses.ce_max_membrane)(torch.rand(4, 16, 5), labels(16))
+        return [str(each.message) for each in caught]
+
+    def test_two_places_are_said(self) -> None:
+        (said,) = self.warned(True)
+        assert said.startswith("lif (LIF) carries its state and was called 8 times in this step, and other neurons 4")
+        assert said.endswith("If it takes several time steps for one of the others, this is right")
+
+    def test_one_place_is_right(self) -> None:
+        assert self.warned(False) == []
+
+
 class TestSizesAsTimeConstants:
     """``sc.LIF(8)`` for a layer of 8 neurons."""
 
@@ -583,7 +675,7 @@ class TestSizesAsTimeConstants:
 
     @pytest.mark.parametrize("last", [sc.LIF(), sc.LI(8)])
     def test_one_of_several_is_a_coincidence(self, last: nn.Module) -> None:
-        """As tau = 20 ms in front of the 20 classes of spoken digits is."""
+        """One is tau = 20 ms in front of the 20 classes of spoken digits."""
         assert self.warned(sc.LIF(8), last) == []
 
 
@@ -594,7 +686,7 @@ def test_a_neuron_without_a_gradient_is_said_once() -> None:
         return sc.ops.where(s.v + x >= 1.0, 1.0, 0.0), {"v": s.v + x}
 
     mine = type("Mine", (sc.Neuron,), {"states": {"v": 0.0}, "dynamics": dynamics})
-    step = step_of(nn.Sequential(nn.Linear(5, 3), mine(), sc.LI()), sc.losses.ce_count)
+    step = step_of(nn.Sequential(nn.Linear(5, 3), mine(), nn.Linear(3, 3), sc.LI()), sc.losses.ce_count)
     with pytest.warns(UserWarning, match=r"^1 \(Mine\) passes no gradient .*; write self.spike\(h - 1.0\)") as caught:
         step(torch.rand(4, 16, 5), labels(16))
     assert len(caught) == 1
@@ -617,7 +709,7 @@ def test_inputs_that_an_encoder_clamps_are_said_once(encoder: Any, scale: float)
 
 
 def test_a_first_step_calls_forward_once() -> None:
-    """What it warns of asks for no further call, which prints and draws as the first one does."""
+    """Its warnings ask for no further call, which prints and draws as the first one does."""
 
     class Counts(nn.Sequential):
         calls = 0
@@ -715,3 +807,71 @@ class TestLayersWithoutTime:
         assert str(caught.value).startswith(str(caught.value.__cause__))
         with pytest.raises(ValueError, match=rf"Beside neurons over time, {names} take"):
             sc.inference_model(nn.Sequential(*first, nn.Linear(3, 3)).train())(torch.rand(shape))
+
+
+class NotFollowed(nn.Module):
+    """A ``forward`` of one's own with a branch on values, and a convolution that gets all steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.neuron, self.last = nn.Conv2d(2, 3, 3), sc.LIF(), nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scores of each step."""
+        if x.max() > 0:
+            x = self.neuron(self.conv(x))
+        return self.last(x.mean((-1, -2)))
+
+
+@pytest.mark.parametrize("options", [None, sc.OnlineOptions("sltt")], ids=["plain", "online"])
+@pytest.mark.parametrize("of", ["sizes", "dtypes"])
+def test_layers_in_a_forward_of_one_s_own_are_named(options: Any, of: str) -> None:
+    """Layers without time, and inputs of another dtype than weights."""
+    net = NotFollowed() if of == "sizes" else Own()
+    x = torch.rand(4, 16, 2, 6, 6) if of == "sizes" else torch.rand(4, 16, 5).double()
+    said = {
+        "sizes": r"conv \(Conv2d\) take inputs \[B, \.\.\.\].*write sc\.layers\.TimeBatched\(layer, \.\.\.\) around",
+        "dtypes": r"Inputs are torch\.float64, and weights torch\.float32: give inputs\.to\(torch\.float32\)",
+    }[of]
+    with pytest.raises(ValueError, match=said):
+        step_of(net, sc.losses.ce_rate, options=options)(x, labels(16))
+
+
+@pytest.mark.parametrize("spoilt", [1, 2, 100])
+def test_gradients_are_looked_at_in_the_first_step_and_each_hundredth(spoilt: int) -> None:
+    """An update by NaN is refused there, with its origin; between them it is not seen."""
+    net = nn.Sequential(nn.Linear(3, 4), sc.LIF(backend="torch"), nn.Linear(4, 2))
+    step = sc.training_model(net, sc.losses.ce_rate, torch.optim.SGD(net.parameters(), 0.0))
+    x, y = torch.rand(2, 5, 3), torch.zeros(5, dtype=torch.long)
+    for _ in range(spoilt - 1):
+        step(x, y)
+    x[0, 0, 0] = float("nan")
+    if spoilt == 2:
+        step(x, y)
+        return
+    with pytest.raises(FloatingPointError, match=r"no weight was changed: the input has 1 NaN among 30 numbers"):
+        step(x, y)
+    assert all(parameter.isfinite().all() for parameter in net.parameters())
+
+
+def test_sparse_gradients_are_looked_at() -> None:
+    """The index is that of the whole gradient, of which a sparse one has a few rows."""
+    net = nn.Sequential(nn.Embedding(10, 2, sparse=True), sc.LIF(backend="torch"))
+    net[0].register_forward_hook(lambda _, __, y: y.register_hook(lambda grad: grad * float("nan")) and None)
+    step = sc.training_model(net, sc.losses.ce_rate, torch.optim.SGD(net.parameters(), 0.1))
+    words = torch.tensor([[7, 4, 7]])
+    text = r"gradient of 0.weight has 4 NaN among 4 numbers, the first at index \[4, 0\]"
+    with pytest.raises(FloatingPointError, match=text):
+        step(words, torch.zeros(3, dtype=torch.long))
+    assert net[0].weight.isfinite().all()
+
+
+def test_a_scaler_that_is_not_enabled_is_none() -> None:
+    """As a scaler of CUDA is on a machine without: it skips no update, so that the first step looks."""
+    if not hasattr(torch.amp, "GradScaler"):
+        pytest.skip("torch before 2.3 has no scaler of a CPU")
+    net, scaler = nn.Sequential(nn.Linear(3, 2), sc.LIF(backend="torch")), torch.amp.GradScaler("cpu", enabled=False)
+    optimizer, options = torch.optim.SGD(net.parameters(), 0.1), sc.TrainingOptions(scaler=scaler)
+    step = sc.training_model(net, sc.losses.ce_rate, optimizer, options=options)
+    with pytest.raises(FloatingPointError, match="the input has 30 NaN"):
+        step(torch.full((2, 5, 3), float("nan")), torch.zeros(5, dtype=torch.long))

@@ -43,7 +43,7 @@ def trainer(net, options=None, lr=0.1):
 
 
 class Host:
-    """What the host has of the weights, read past the wrapper, which would look at the device first."""
+    """The host's copy of the weights, read past the wrapper, which would look at the device first."""
 
     def __init__(self, net):
         self.parameters = list(net.parameters())

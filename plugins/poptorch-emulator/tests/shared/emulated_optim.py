@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from poptorch_emulator._update import Updater
+from poptorch_emulator.update import Updater
 
 
 def made(kind, params, **keywords):

@@ -8,10 +8,10 @@ from typing import List
 from rich.console import Console
 
 from plain_loop import Loop, Plain
-from spikecore_bench._report import Report, Row, from_json
-from spikecore_bench._run import measure, prepare
-from spikecore_bench._settings import Settings
-from spikecore_bench._tables import show
+from spikecore_bench.report import Report, Row, from_json
+from spikecore_bench.run import measure, prepare
+from spikecore_bench.settings import Settings
+from spikecore_bench.tables import show
 
 TINY = Settings(
     suites=("neurons", "small"),
@@ -35,7 +35,7 @@ def ran(settings: Settings = TINY) -> Report:
 
 
 def shown(report: Report) -> str:
-    """What the command prints of a report, once it was written and read."""
+    """The command's output for a report, once it was written and read."""
     console = Console(file=io.StringIO(), width=160)
     show(from_json(report.to_json()), console)
     return console.file.getvalue()  # type: ignore[attr-defined]

@@ -1,0 +1,68 @@
+"""Kernels of cupy that large layers alone take on a GPU: cases of the suite on small ones, in each way, on the CPU."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Iterator, List, Type
+
+import pytest
+
+from spikecore.testing import check_backend, installed
+from spikecore_cupy import forms, launcher
+from spikecore_cupy.host import HostBackend, HostBlocks, HostKernel, reason
+
+pytestmark = [pytest.mark.kernels, pytest.mark.skipif(reason() is not None, reason=str(reason()))]
+
+#: name -> (limit of sizes, its value here, class of kernels, word of a text that goes this way)
+WAYS: Dict[str, Any] = {
+    "steps beside a sector are staged": ((launcher, "BESIDE", 1), HostKernel, "copied_in();"),
+    "the same by blocks of threads": ((launcher, "BESIDE", 1), HostBlocks, "copied_in();"),
+    "chunks are fetched ahead": ((forms, "FEWEST", 32), HostKernel, "ahead.cuh"),
+    "divisions of several neurons at once": ((forms, "FEWEST", 16), HostKernel, "ahead.cuh"),
+}
+#: Around the ends of chunks; neurons that single threads, pairs and several blocks take.
+CALLS = [
+    f"generated/model={model},dtype={dtype},shape={shape},{more}wanted=inputs+states,given=outputs+final"
+    for model, dtype, shape, more in (
+        ("lif", "float32", "1x5", ""),
+        ("lif", "bfloat16", "3x9", ""),
+        ("alif", "float32", "37x5", "state=yes,"),
+        ("lif", "bfloat16", "37x131", "state=yes,"),
+        ("lif", "float32", "20x1029", ""),
+        ("lif", "bfloat16", "17x2x4x4", ""),
+        ("synaptic", "bfloat16", "33x2x4x4", "state=yes,"),
+        ("alif", "float16", "49x2x4x4", ""),
+        ("plif", "bfloat16", "40x2x4x4", "params=channel,learn=all,"),
+        ("lif", "bfloat16", "32x2x4x4", "params=channel,learn=tau,"),
+    )
+]
+
+
+@pytest.fixture(scope="module", params=WAYS)
+def way(request: Any) -> Iterator[List[bool]]:
+    """A backend that goes this way; whether each of its kernels does."""
+    (where, limit, value), base, word = WAYS[request.param]
+    texts: List[bool] = []
+
+    class Kernel(base):  # type: ignore[misc]  # one of two classes
+        def __init__(self, name: str, text: str, *more: Any) -> None:
+            super().__init__(name, text, *more)
+            texts.append(word in text)
+
+    backend: Type[HostBackend] = type("Way", (HostBackend,), {"name": "way", "kernel": Kernel})
+    with pytest.MonkeyPatch.context() as patched, installed(backend, devices=("cpu",)):
+        patched.setattr(where, limit, value)
+        yield texts
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_call(way: List[bool], call: str) -> None:
+    """Values and gradients are the oracle's."""
+    (result,) = check_backend("way", cases=[call])
+    assert result.outcome == "passed", result.message
+
+
+def test_kernels_go_this_way(way: List[bool]) -> None:
+    """Forward and backward, of calls before."""
+    (result,) = check_backend("way", cases=["generated/dtype=bfloat16,shape=40x2x4x5,wanted=inputs,given=outputs"])
+    assert result.outcome == "passed", result.message
+    assert any(way)
