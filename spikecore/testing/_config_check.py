@@ -210,11 +210,8 @@ def _groups(config: Config, cotangents: Mapping[str, Tensor]) -> Tuple[List[Opti
 def _check_gradients(s: Subject, config: Config, leaves: Mapping[str, Tensor], results: Mapping[str, Tensor]) -> None:
     """Check that each leaf that requires a gradient has the oracle's, and no other leaf has one."""
     cotangents = cotangents_of(s, config)
-    # a result that nothing wanted leads to may be without a graph, and one without steps or elements, too
+    # a result that nothing wanted leads to may be without a graph; a missing gradient is judged as 0 below
     connected = [name for name in cotangents if results[name].requires_grad]
-    wanted = config.learnt or any(leaf.requires_grad for leaf in leaves.values())
-    if wanted and not connected and not s.drawn and s.shape[0]:
-        connected = [name for name in cotangents if results[name].numel()]
     if connected:
         of = s.of if len(connected) == len(results) else f"{', '.join(connected)} of {s.of}"
         backward(of, [results[name] for name in connected], [cotangents[name] for name in connected])
