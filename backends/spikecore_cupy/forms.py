@@ -191,7 +191,8 @@ def beside_of(plan: Plan) -> Optional[Beside]:
             return None
         together = size == 4 and not plan.spec.steps
         return Beside(form._replace(width=1, blocks=0, threads=512 if together else 256, together=together), 2)
-    if plan.record:
+    # a thread's staged neurons are no neighbours, which values of a channel are read for
+    if plan.record or "channel" in plan.kinds.values():
         return None
     form = form._replace(width=8 // size, staged=True)
     buffers = max(len(plan.program.inputs), len(plan.program.outputs))

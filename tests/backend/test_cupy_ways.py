@@ -33,6 +33,7 @@ CALLS = [
         ("alif", "float16", "49x2x4x4", ""),
         ("plif", "bfloat16", "40x2x4x4", "params=channel,learn=all,"),
         ("lif", "bfloat16", "32x2x4x4", "params=channel,learn=tau,"),
+        ("swap", "float32", "2x3x21", "params=channel,repeat=yes,"),
     )
 ]
 

@@ -28,7 +28,7 @@ OPTIMIZERS = {
 
 
 @pytest.mark.gpu
-@pytest.mark.filterwarnings("ignore:This instance was constructed with capturable=True")
+@pytest.mark.filterwarnings("ignore:This instance was constructed with capturable=True", "ignore:.* decays 3.tau")
 class TestOnAGpu:
     """Real graphs: the same bits as eager steps."""
 
