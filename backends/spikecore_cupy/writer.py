@@ -58,9 +58,7 @@ class Writer(TextWriter):
             printer.division = "divided({0}, {1}, how)"
         #: Which tensors of all steps have an offset of their own -> what it is called, and the tensor.
         self._offsets: Dict[Tuple[str, int], Tuple[str, str]] = {}
-        # a value and the same value detached are two arguments of a step
-        for node in (*self.uniform, *self.varying):
-            self.local[node] = self.distinct_label(node, "k", self.local.values())
+        self.name_hoisted()
         # parameters that no line reads are no arguments: each would cost a register
         self._one = [leaf for leaf in self.params_of("number", "scalar") if leaf in self.used]
         self._many = [leaf for leaf in self.params_of("channel", "full") if leaf in self.used]

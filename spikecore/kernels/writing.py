@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import textwrap
 from functools import lru_cache, partial
+from itertools import count
 from typing import Callable, Dict, FrozenSet, Iterable, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
@@ -16,7 +17,7 @@ import torch
 from spikecore.backend import Spec
 from spikecore.kernels._layout import BackwardBuffers, ForwardBuffers
 from spikecore.kernels._plan import BackwardPlan, ForwardPlan
-from spikecore.lang import Node, Program, loop_invariant, topological
+from spikecore.lang import Node, Program, computed_once, loop_invariant, topological
 from spikecore.lang.render import Printer, ascii_name, on_one_line
 
 __all__ = [
@@ -141,18 +142,14 @@ UNIFORM_KINDS = ("number", "scalar")
 def hoisted(program: Program, spec: Spec, roots: Sequence[Node]) -> Tuple[Tuple[Node, ...], Tuple[Node, ...]]:
     """Expressions of parameters alone that the roots use: those that are one value, and one value per neuron.
 
-    Both are computed before the first step. What only another one of them uses is left out, and so is ``detach``: a
-    kernel has one symbol for a value and itself detached, which would be computed twice.
+    Both are computed before the first step. What only another one of them uses is left out.
     """
     order = topological(roots)
-    fixed = loop_invariant(order)
-    inside = {node for node in fixed if node.op != "detach"}
-    used = {arg for node in order if node not in inside for arg in node.args} | set(roots)
     varying = {Node("param", (), name) for name, kind in zip(program.params, spec.params) if kind not in UNIFORM_KINDS}
-    for node in fixed:
+    for node in loop_invariant(order):
         if any(arg in varying for arg in node.args):
             varying.add(node)
-    front = [node for node in fixed if node in inside and node in used]
+    front = computed_once(order, roots)
     return tuple(n for n in front if n not in varying), tuple(n for n in front if n in varying)
 
 
@@ -302,6 +299,14 @@ class KernelWriter:
         """
         name = self.label(node, otherwise)
         return self.free(self.program.labels.get(node, otherwise)) if name in used else name
+
+    def name_hoisted(self) -> None:
+        """Name what is computed before the first step: as the listing does, and on from its last number."""
+        hoisted = (*self.uniform, *self.varying)
+        numbers = count(1 + len(computed_once(self.program.nodes, [*self.program.outputs, *self.program.next])))
+        for node in hoisted:
+            otherwise = "" if node in self.program.labels else f"k{next(numbers)}"
+            self.local[node] = self.distinct_label(node, otherwise, self.local.values())
 
     def kept_values(self, cut: Iterable[Node]) -> Dict[Node, str]:
         """The names of what backward keeps of every recomputed step: the values of a cut but inputs, which are read

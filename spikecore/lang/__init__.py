@@ -7,7 +7,7 @@ from spikecore.lang._numbers import Numbers
 from spikecore.lang._program import Adjoint, Program, differentiable_leaves
 from spikecore.lang._trace import trace
 from spikecore.lang.eager import apply as _apply  # noqa: F401  # answers what is called in ops
-from spikecore.lang.node import Node, SpikeRule, loop_invariant
+from spikecore.lang.node import Node, SpikeRule, computed_once, loop_invariant
 from spikecore.lang.vectors import Vector, vector
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "SpikeRule",
     "TraceError",
     "Vector",
+    "computed_once",
     "differentiable_leaves",
     "loop_invariant",
     "topological",

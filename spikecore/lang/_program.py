@@ -356,7 +356,8 @@ class ListingPrinter(TextPrinter):
         )
         lines = [("", f"({', '.join(inputs)}; {', '.join(states)}; {', '.join(params)})")]
         lines += [("  rest  ", f"{state} = {inline(node)}") for state, node in zip(states, program.initial)]
-        lines += [("  once  ", line) for line in self.block(loop_invariant(program.nodes), names, program.labels)]
+        once = [node for node in loop_invariant(program.nodes) if node in program.labels]
+        lines += [("  once  ", line) for line in self.block(once, names, program.labels)]
         results = [*program.outputs, *program.next]
         lines += [("  step  ", line) for line in self.block(results, names, program.labels, name_roots=False)]
         lines += [("  next  ", f"{state} = {inline(node)}") for state, node in zip(states, program.next)]

@@ -20,7 +20,7 @@ from spikecore.lang._expr import (
 from spikecore.lang._graph import topological
 from spikecore.lang._numbers import Numbers
 from spikecore.lang._program import Program
-from spikecore.lang.node import Node, const, parameters, substitute
+from spikecore.lang.node import Node, computed_once, const, parameters, substitute
 from spikecore.lang.vectors import Vector, VectorExpr, elements, leaf, parts
 
 
@@ -208,9 +208,12 @@ def detach_spikes(root: Node) -> Node:
 
 
 def _labels(outputs: Sequence[Node], following: Mapping[str, Node]) -> Dict[Node, str]:
-    """Names that make a text readable: ``z`` for spikes, ``v_next`` for the next value of ``v`` that is used again."""
+    """Names that make a text readable: ``z`` for spikes, ``v_next`` for the next value of ``v`` that is used again, and
+    ``k1``, ``k2``, ... for what a step reads of values that are computed once.
+    """
     roots = [*outputs, *following.values()]
     order = topological(roots)
     uses = Counter([*roots, *(arg for node in order for arg in node.args)])
-    labels = {node: f"{state}_next" for state, node in following.items() if node.args and uses[node] > 1}
+    labels = {node: f"k{number}" for number, node in enumerate(computed_once(order, roots), 1)}
+    labels.update({node: f"{state}_next" for state, node in following.items() if node.args and uses[node] > 1})
     return {**labels, **{node: "z" for node in order if node.op == "spike"}}

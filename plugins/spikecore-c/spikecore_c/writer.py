@@ -51,8 +51,7 @@ class Writer(KernelWriter):
         super().__init__(plan, direction, CPrinter(self.real), roots)
         #: What is computed before the first step -> its name.
         self.names: Dict[Node, str] = {}
-        for node in (*self.uniform, *self.varying):
-            self.local[node] = self.distinct_label(node, "k", self.local.values())
+        self.name_hoisted()
 
     def all(self, name: str, group: str, index: int) -> str:
         """A tensor of all steps, at step and neuron. One step that stands for all has stride 0."""

@@ -100,6 +100,28 @@ class TestNames:
         assert [line.split()[2] for line in lines] == ["h", "h_", "double_", "t1", "t1_"]
 
 
+class Decaying(sc.Neuron):
+    """A decay from a time constant, and its complement: two values that are computed once."""
+
+    states = {"v": 0.0}
+    params = {"tau": 20.0}
+
+    def dynamics(self, x: Any, s: Any, p: Any) -> Tuple[Any, Dict[str, Any]]:
+        decay = ops.exp(-1.0 / p.tau)
+        v = decay * s.v + (1.0 - decay) * x
+        return v, {"v": v}
+
+
+def test_kernels_call_what_is_computed_once_as_the_listing_does() -> None:
+    """``k1`` and ``k2`` of the listing are those of both kernels; a value of the adjoint alone goes on from there."""
+    neuron = Decaying(learn=("tau",))
+    assert {"  once  k1 = exp(-1 / tau)", "  once  k2 = 1 - k1"} <= set(str(neuron.program).splitlines())
+    texts = sc.kernel_source(neuron, backend="cupy")
+    for text in texts.values():
+        assert "const float k2 = 1.0f - k1;" in text
+    assert "k3" in texts["backward"] and "k3" not in texts["forward"]
+
+
 class Deep(sc.Neuron):
     """One expression of many operations, of inputs and of parameters alone."""
 
