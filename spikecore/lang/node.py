@@ -149,8 +149,9 @@ def loop_invariant(nodes: Sequence[Node]) -> Tuple[Node, ...]:
 
 
 def computed_once(nodes: Sequence[Node], roots: Sequence[Node]) -> Tuple[Node, ...]:
-    """The loop-invariant values of these nodes (arguments first) that others of them read, or that are roots. ``detach``
-    is none: a text has one symbol for a value and itself detached, which would be computed twice.
+    """The loop-invariant values of these nodes (arguments first) that others of them read, or that are roots.
+
+    ``detach`` is none: a text has one symbol for a value and itself detached, which would be computed twice.
     """
     inside = {node: None for node in loop_invariant(nodes) if node.op != "detach"}
     read = {arg for node in nodes if node not in inside for arg in node.args}.union(roots)
