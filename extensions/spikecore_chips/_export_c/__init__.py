@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pkgutil
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Callable, Dict, Optional, Tuple, Union
 
@@ -15,11 +15,12 @@ from spikecore import graph
 from spikecore.lang.render import C_WORDS, LIKE_A_MACRO, LONGEST
 from spikecore.words import a_kind, shown
 from spikecore_chips._export_c._graph import Refused, Step, step_of
+from spikecore_chips._export_c._loaded import LoadedProgram, Side
 from spikecore_chips._export_c._program import Built, source, words_of_header
 from spikecore_chips._export_c._values import Table, Value, integers_of, table_of
 from spikecore_chips.quant import Format
 
-__all__ = ["CProgram", "export_c"]
+__all__ = ["CProgram", "LoadedProgram", "export_c"]
 
 _DTYPES = ("fixed", "float32")
 #: The test's own files.
@@ -39,6 +40,20 @@ class CProgram:
     #: Formats of inputs and outputs; None for floats.
     inputs: Optional[Format]
     outputs: Optional[Format]
+    #: The name of the struct and of the functions.
+    name: str
+    sides: Tuple[Side, Side] = field(repr=False, compare=False)
+
+    def load(self, *, batch: Optional[int] = None, threads: int = 1) -> LoadedProgram:
+        """Compile the program for this machine, once, and return what calls it.
+
+        batch: number of states, for inputs ``[batch, *in]`` of a step; None for one state, and inputs ``[*in]``.
+        threads: number of threads that share a batch.
+
+        The C compiler is ``$CC``, else ``cc``; the library is kept in the folder of compiled kernels. Raises
+        RuntimeError where there is no compiler or it refuses the program, and OSError where the files are gone.
+        """
+        return LoadedProgram(self.folder, self.name, self.memory, self.sides, batch, threads)
 
 
 def export_c(
@@ -121,7 +136,9 @@ def export_c(
     for file, text in texts.items():
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
         (folder / file).write_text(text, encoding="utf-8")
-    return CProgram(folder, tuple(texts), built.constants, built.memory, built.input.format, built.output.format)
+    sides = Side(built.input.shape, built.input.format, built.rounds), Side(built.output.shape, built.output.format)
+    formats = built.input.format, built.output.format
+    return CProgram(folder, tuple(texts), built.constants, built.memory, *formats, name, sides)
 
 
 #: Files around the program -> their templates.

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from typing import List, Optional
 
 import spikecore
 from spikecore.backend import BackendInfo, Capabilities
+from spikecore.kernels.shared_library import compiler
 
 __version__ = "0.1.0"
 
 #: What a kernel backend has to leave out on purpose: 16-bit numbers, which C11 has not.
 EXCEPT = ("float16", "bfloat16")
 CAPABILITIES = Capabilities(**{name: name not in EXCEPT for name in Capabilities.__dataclass_fields__})
-
-
-def compiler() -> str:
-    """The command that compiles C: ``$CC``, else ``cc``."""
-    return os.environ.get("CC") or "cc"
 
 
 def _probe() -> Optional[str]:

@@ -50,7 +50,10 @@ def test_states_that_change_places() -> None:
 
 
 def test_what_does_not_compile_is_shown() -> None:
-    with pytest.raises(BackendError, match=r"kernel nothing, so choose backend='torch'; cc says:[\s\S]*error"):
+    with pytest.raises(
+        BackendError,
+        match=r"kernel nothing, so choose backend='torch': cc cannot compile nothing; it says:[\s\S]*error",
+    ):
         built("nothing", "void nothing(void) { undeclared = 1; }")
 
 

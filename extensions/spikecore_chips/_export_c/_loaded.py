@@ -1,0 +1,161 @@
+"""Exported programs in this process: the C is compiled once and called through ctypes."""
+
+from __future__ import annotations
+
+import ctypes
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Callable, Optional, Tuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from spikecore.kernels.shared_library import OPTIONS, library
+from spikecore.words import a_kind, shown
+from spikecore_chips._export_c._values import type_of
+from spikecore_chips.quant import Format
+from spikecore_chips.quant._analysis import SIGNIFICAND
+
+__all__ = ["LoadedProgram"]
+
+#: Steps of some samples out of a batch; numbers of one step and one sample lie together.
+_RUN = """#include "{name}.h"
+
+void {name}_run(struct {name} *s, const {name}_in *x, {name}_out *y, int64_t steps, int64_t batch, int64_t first,
+                int64_t last) {{
+    for (int64_t b = first; b < last; ++b)
+        for (int64_t t = 0; t < steps; ++t)
+            {name}_step(s + b, x + (t * batch + b) * {name_}_INPUTS, y + (t * batch + b) * {name_}_OUTPUTS);
+}}
+
+void {name}_rest(struct {name} *s, int64_t batch) {{
+    for (int64_t b = 0; b < batch; ++b) {name}_reset(s + b);
+}}
+"""
+_DTYPES = {
+    "float": torch.float32,
+    "uint8_t": torch.uint8,
+    "int8_t": torch.int8,
+    "int16_t": torch.int16,
+    "int32_t": torch.int32,
+    "int64_t": torch.int64,
+}
+_OPTIONS = tuple("-O3" if option == "-O2" else option for option in OPTIONS)
+
+
+class Side:
+    """What a program takes or gives: the shape of a step, and the integers that stand for its numbers."""
+
+    def __init__(
+        self, shape: Tuple[int, ...], format: Optional[Format], rounds: Optional[Callable[[Tensor], Tensor]] = None
+    ) -> None:
+        self.shape, self.format, self._rounds = shape, format, rounds
+        #: The type of its numbers in C.
+        self.dtype = _DTYPES[type_of(format)]
+        self._scale = 1.0 if format is None else 2.0 ** int(format.frac or 0)
+        self._floats = torch.float32 if format is None or format.bits <= SIGNIFICAND[torch.float32] else torch.float64
+
+    def integers(self, x: Tensor, owner: str) -> Tensor:
+        """Numbers as the program has them."""
+        if x.dtype == self.dtype:
+            return x
+        if self.format is None:
+            raise TypeError(f"{owner}: the input is {x.dtype}, and the program computes in float32: x.float()")
+        if self._rounds is not None:
+            return self._rounds(x).to(self.dtype)
+        scaled = x.double() * self._scale
+        if bool(((scaled != scaled.round()) | (scaled < self.format.low) | (scaled > self.format.high)).any()):
+            raise ValueError(f"{owner}: the input has numbers that are none of {self.format}; give these, or {self.dtype}")
+        return scaled.to(self.dtype)
+
+    def floats(self, y: Tensor) -> Tensor:
+        """Numbers of the program as floats."""
+        return y if self.format is None else y.to(self._floats) / self._scale
+
+
+class LoadedProgram:
+    """A program of :func:`spikecore.export_c` that Python calls, with its state::
+
+        step = program.load()
+        for x in stream:  # one step [*in] at a time
+            y = step(x)
+        step.reset()
+        ys = step.run(xs)  # [T, *in] -> [T, *out], with the loop over the steps in C
+
+    With ``batch=B`` there are B states: ``step`` takes ``[B, *in]`` and ``run`` ``[T, B, *in]``. Inputs are tensors on
+    the CPU or NumPy arrays, and so are outputs. A contiguous input of the program's own type is read where it lies:
+    float32, or the integers of a fixed-point program. Floats for a fixed-point program are rounded as the network
+    rounds its input; where it rounds none, they must be numbers of ``program.inputs``. Outputs are floats; they have
+    the bits of the network in PyTorch where :func:`spikecore.export_c` promises them. There are no gradients.
+
+    The state begins at rest, and each call goes on from the last one. Two threads may not call one object at a time.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        name: str,
+        memory: int,
+        sides: Tuple[Side, Side],
+        batch: Optional[int],
+        threads: int,
+    ) -> None:
+        for word, value, least in (("batch", batch, 1), ("threads", threads, 1)):
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
+                raise ValueError(f"program.load: {word}={shown(value)} must be a whole number, 1 or more")
+        self._input, self._output = sides
+        self._leading = () if batch is None else (batch,)
+        self._batch, self._name = batch or 1, name
+        self._threads = min(threads, self._batch)
+        self._pool = ThreadPoolExecutor(self._threads) if self._threads > 1 else None
+        files = {file: (folder / file).read_text(encoding="utf-8") for file in (f"{name}.h", f"{name}.c")}
+        files[f"{name}_run.c"] = _RUN.format(name=name, name_=name.upper())
+        self._library = made = library(name, files, _OPTIONS)
+        self._run, self._rest = made[f"{name}_run"], made[f"{name}_rest"]
+        self._run.restype = self._rest.restype = None
+        self._run.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_int64] * 4
+        self._rest.argtypes = [ctypes.c_void_p, ctypes.c_int64]
+        self._state = np.zeros((self._batch, memory), np.uint8)
+        self._place = self._state.ctypes.data
+        self.reset()
+
+    def reset(self) -> None:
+        """Go to rest."""
+        self._rest(self._place, self._batch)
+
+    def __call__(self, x: Any) -> Any:
+        """One step, ``[*in] -> [*out]``, or with a batch ``[B, *in] -> [B, *out]``."""
+        return self._called(x, self._leading, 1)
+
+    def run(self, x: Any) -> Any:
+        """All steps of ``[T, *in]`` or ``[T, B, *in]``, on from the state."""
+        steps = len(x) if isinstance(x, (Tensor, np.ndarray)) and x.ndim else 0
+        return self._called(x, (steps, *self._leading), steps)
+
+    def _called(self, x: Any, leading: Tuple[int, ...], steps: int) -> Any:
+        values = torch.from_numpy(x) if isinstance(x, np.ndarray) else x
+        if not isinstance(values, Tensor):
+            raise TypeError(f"{self._name}: the input is {a_kind(x)}; give a tensor on the CPU or a NumPy array")
+        if values.shape != (*leading, *self._input.shape):
+            raise ValueError(
+                f"{self._name}: the input has shape {list(x.shape)} and must have "
+                f"{[*leading, *self._input.shape]}; a step has no time, run(x) takes [T, ...], and "
+                "program.load(batch=B) has B samples in a step"
+            )
+        if not values.is_cpu:
+            raise ValueError(f"{self._name}: the input is on {values.device}; C runs on the CPU: x.cpu()")
+        read = self._input.integers(values, self._name).contiguous()
+        out = torch.empty((*leading, *self._output.shape), dtype=self._output.dtype)
+        call, pointers = self._run, (self._place, read.data_ptr(), out.data_ptr())
+        if self._pool is None:
+            call(*pointers, steps, self._batch, 0, self._batch)
+        else:
+            ends = [self._batch * k // self._threads for k in range(self._threads + 1)]
+            for part in [self._pool.submit(call, *pointers, steps, self._batch, *pair) for pair in zip(ends, ends[1:])]:
+                part.result()
+        result = self._output.floats(out)
+        return result.numpy() if isinstance(x, np.ndarray) else result
+
+    def __reduce__(self) -> Any:
+        raise TypeError(f"{self._name}: a loaded program has memory of this process; load it again there")
