@@ -42,6 +42,8 @@ class CupyBackend(KernelBackend):
     capabilities = CAPABILITIES
     rows = True
     quick_split = True
+    shortest_period = 1
+    sums_periods = True
 
     #: Class that compiles and launches a kernel.
     kernel: Callable[..., Any] = Kernel

@@ -85,9 +85,9 @@ class ChunkWriter(Writer):
             for stream in streams:
                 self.all(stream.tensor, stream.group, stream.number)
             return []
-        lines = [f"Pack<{stream.kind}, V> {stream.name}[T];" for stream in streams]
+        lines = [f"Pack<{stream.kind}, {self.width(stream)}> {stream.name}[T];" for stream in streams]
         for stream in streams:
-            load = f"{stream.name}[t] = load<V>({self.all(stream.tensor, stream.group, stream.number)});"
+            load = f"{stream.name}[t] = load<{self.width(stream)}>({self.all(stream.tensor, stream.group, stream.number)});"
             lines += self.over_steps([load])
         return lines
 

@@ -153,7 +153,7 @@ def size_of(plan: Plan, neurons: int) -> Size:
     Divisions at once: of few warps each waits for itself. Forward with a tau of each channel, 82,000 neurons 0.74
     and 0.67, 66,000 neurons 0.64 and 0.60; with more neurons 0.79 to 0.84 and 0.80 to 0.86.
     """
-    if plan.dtype == plan.compute or plan.spec.steps or normalises(plan):
+    if plan.dtype == plan.compute or plan.spec.steps or normalises(plan) or "step" in plan.broadcast:
         return Size()
     many, few = len(plan.program.states) > 1, FEWEST <= neurons < 2 * FEWEST
     if isinstance(plan, ForwardPlan):
@@ -180,10 +180,10 @@ def beside_of(plan: Plan) -> Optional[Beside]:
     Forward, steps go through shared memory. Backward that would hold as much of it again, and of the registers that
     its few threads have: numbers are read one by one, by blocks so large that few sectors are written by two. Over
     many steps warps drift apart, and what is left of a sector is written long after the rest: where memory is the
-    limit, they wait for one another.
+    limit, they wait for one another. Inputs that broadcast are read by neighbouring neurons alone.
     """
     size = torch.finfo(plan.dtype).bits // 8
-    if size == 8 or normalises(plan):
+    if size == 8 or normalises(plan) or plan.broadcast:
         return None
     form = form_of(plan)
     if isinstance(plan, BackwardPlan):

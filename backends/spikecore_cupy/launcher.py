@@ -26,7 +26,7 @@ from spikecore_cupy.feedback_shape import (
 )
 from spikecore_cupy.forms import Size, beside_of, form_of, in_chunks, size_of, span_of
 from spikecore_cupy.source import print_kernel
-from spikecore_cupy.sums import Arrangement, Totals, arrangement
+from spikecore_cupy.sums import Arrangement, Totals, arrangement, tiling
 from spikecore_cupy.text import Form, Source
 
 #: Layers of so many neurons have kernels of their own where steps begin beside a sector; launches of fewer are short.
@@ -74,6 +74,10 @@ class Launcher:
         self._learnt_at = [plan.program.params.index(name) for name in getattr(plan, "learn", ())]
         places = Places(source.arguments, groups)
         self._pointers, self._strides, self._rows = (places.of(kind) for kind in ("pointer", "stride", "row"))
+        #: Inputs with one number a step, wherever it lies.
+        self._uniform = places.of("uniform")
+        #: The kind of each input whose gradient a block adds up.
+        self._added = [plan.broadcast[index] for index in getattr(plan, "summed", ())]
         self._channels = places.channels()
         #: Parameters per channel that a thread reads, or whose gradients it adds up: its groups have the same channels.
         summed = [index for index, kind in zip(self._learnt_at, learnt) if kind == "channel"]
@@ -94,18 +98,18 @@ class Launcher:
         #: Threads of a block at most; a kernel on a CPU has one.
         self._threads = self._form.threads if kernel.block > 1 else 1  # type: ignore[attr-defined]  # a class
         #: Kernel that adds up the sums of blocks, if blocks add up channels.
-        self._totals = Totals(kernel, plan.compute) if {*learnt} == {"channel"} else None
+        self._totals = Totals(kernel, plan.compute) if {*learnt} == {"channel"} and not self._added else None
 
     def __call__(self, geometry: Geometry, *groups: Any) -> Sequence[Tensor]:
         """Launch on these tensors; gives the parameters' gradients in parts."""
-        steps, neurons, channels, (columns, apart) = geometry[:4]
+        steps, neurons, channels, (columns, apart), period = geometry[:5]
         if columns and not self._form.rows:
             # a text of its own: where steps are dense, the division by a row's length would cost time
             if self._of_rows is None:
                 self._of_rows = Launcher(self.kernel, self.plan, self.groups, self.learnt, rows=True)
             return self._of_rows(geometry, *groups)
         # a power of two divides every one of some numbers where it divides their bits together
-        addresses, stride_bits = 0, neurons | columns
+        addresses, stride_bits = 0, neurons | columns | period
         pointers, strides = [], []
         for group, index in self._pointers:
             pointer = groups[group][index].data_ptr()
@@ -115,6 +119,9 @@ class Launcher:
             stride = groups[group][index].stride(0)
             stride_bits |= stride
             strides.append(stride)
+        for group, index in self._uniform:
+            pointers.append(groups[group][index].data_ptr())
+            strides.append(groups[group][index].stride(0))
         # none where steps are dense
         for group, index in self._rows:
             stride = groups[group][index].stride(apart)
@@ -135,15 +142,17 @@ class Launcher:
         x, params = groups[0][0], groups[self._params]
         powers = self._multiplies(neurons, params)
         arranged, threads, span, blocks = self._arranged(width, neurons, channels)
+        blocks, parts, sizes_of_inputs = self._tiled(width, neurons, period, blocks)
         key = (width, length, powers, arranged is not None, size_of(self.plan, neurons))
         kernel = self._kernels.get(key) or self._compiled(*key)
         sums: Sequence[Tensor] = ()
         if arranged is not None:
             sums = x.new_empty((len(self.learnt), blocks * arranged.numbers), dtype=self.compute)
-        elif self.learnt:
+        else:
             # sums of blocks or of threads, added up afterwards in a fixed order: the same bits at every run
             counts = [blocks if kind == "scalar" else span for kind in self.learnt]
             sums = [x.new_empty(count, dtype=self.compute) for count in counts]
+            sums += [x.new_empty((steps, count), dtype=self.compute) for count in parts]
         pointers += [sums[index].data_ptr() for index in self._sums]
         if self._channels:
             strides += [channels[index][which] for index, which in self._channels]
@@ -153,6 +162,7 @@ class Launcher:
             strides.append(columns)
         if arranged is not None:
             strides += [arranged.lanes, arranged.period]
+        strides += sizes_of_inputs
         numbers = [params[index] for index in self._numbers]
         sizes = (neurons,) if self.fixed else (neurons, steps)
         kernel(blocks, x.get_device(), (*sizes, *pointers, *strides, *numbers), threads)
@@ -162,7 +172,7 @@ class Launcher:
 
     def dense(self, geometry: Geometry, counts: Sequence[int]) -> Callable[[Sequence[Tensor], Sequence[Any]], Any]:
         """The launch of dense tensors: all that does not depend on where they are is found now."""
-        steps, neurons, channels = geometry[:3]
+        steps, neurons, channels, _, period = geometry[:5]
         beside = self._large_beside(neurons) if neurons % self._unit else None
         if beside is not None:
             return beside.dense(geometry, counts)
@@ -170,18 +180,25 @@ class Launcher:
         # among all tensors in a row; those that are parameters count from the end
         starts = [sum(counts[:k]) for k in range(len(counts))]
         order = [-1 - index if group == self._params else starts[group] + index for group, index in self._pointers]
-        # of dense tensors every stride is the neurons of a step
-        constants = [neurons] * len(self._strides) + [channels[index][which] for index, which in self._channels]
+        uniform = [starts[group] + index for group, index in self._uniform]
+        # of dense tensors every stride is the neurons of a step, or the numbers of a period
+        constants = [
+            period if self.plan.broadcast and self.groups[group] == "inputs" and self.plan.broadcast[index] else neurons
+            for group, index in self._strides
+        ]
+        constants += [1] * len(uniform) + [channels[index][which] for index, which in self._channels]
         if not self._form.staged:
             width = self._narrowed(neurons, width)
-            while neurons % width:
+            while (neurons | period) % width:
                 width //= 2
         arranged, threads, span, blocks = self._arranged(width, neurons, channels)
+        blocks, added, sizes_of_inputs = self._tiled(width, neurons, period, blocks)
         if self._grouped:
             constants.append(span)
         count = 0 if arranged is None else blocks * arranged.numbers
         if arranged is not None:
             constants += [arranged.lanes, arranged.period]
+        constants += sizes_of_inputs
         length = 0 if self.fixed else chunk_length(steps, self._longest)
         size = size_of(self.plan, neurons)
         # a network has layers of many sizes, which have few widths and lengths: the text is printed once for each
@@ -198,6 +215,8 @@ class Launcher:
                 pointers.append(pointer)
             if addresses & unaligned:
                 return None
+            for index in uniform:
+                pointers.append(tensors[index].data_ptr())
             x = tensors[0]
             powers = self._multiplies(neurons, params)
             kernel = by_powers[powers]
@@ -209,7 +228,7 @@ class Launcher:
             if arranged is not None:
                 parts = x.new_empty((len(learnt), count), dtype=self.compute)
                 pointers += [parts.data_ptr() + index * count * word for index in self._sums]
-            elif learnt:
+            elif learnt or added:
                 # the sum of one block is the gradient: in the shape of its parameter
                 sums = [
                     torch.empty_like(params[index])
@@ -217,6 +236,7 @@ class Launcher:
                     else x.new_empty(blocks if kind == "scalar" else span, dtype=self.compute)
                     for kind, index in zip(learnt, self._learnt_at)
                 ]
+                sums += [x.new_empty((steps, each), dtype=self.compute) for each in added]
                 pointers += [sums[index].data_ptr() for index in self._sums]
             arguments = (*sizes, *pointers, *constants, *[params[index] for index in numbers])
             kernel(blocks, x.get_device(), arguments, threads)
@@ -240,6 +260,17 @@ class Launcher:
         threads = self._threads if arranged is None else arranged.block
         span = self._span(neurons, channels, width * threads)
         return arranged, threads, span, -(-span // (threads * width))
+
+    def _tiled(self, width: int, neurons: int, period: int, blocks: int) -> Tuple[int, List[int], List[int]]:
+        """Of inputs that broadcast: the blocks of a launch; the numbers of a step that they leave of each gradient that
+        they add up; the sizes that the text takes.
+        """
+        sizes = [period] if period else []
+        if not self._added:
+            return blocks, [], sizes
+        tiles = tiling(width, neurons, period, self._threads, self._bytes)
+        parts = [tiles.numbers[kind] for kind in self._added]
+        return tiles.blocks, parts, [*sizes, *parts, tiles.tile]
 
     def _large_beside(self, neurons: int) -> Optional[Launcher]:
         """Launcher of large layers whose steps begin beside a sector; None for other layers."""

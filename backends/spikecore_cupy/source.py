@@ -121,7 +121,8 @@ class BackwardWriter(ChunkWriter):
         self._carried = {name: self.carried(name) for name in plan.carried_cotangents}
         #: True if a thread has several groups of neighbouring neurons, whose parts of a sum it adds up. It reads its
         #: parameters once, so neurons of all groups have the same: one that all neurons share, or that of a channel.
-        self.is_grouped = self.takes_groups(plan.learn)
+        self.tiled = bool(plan.summed)
+        self.is_grouped = not self.tiled and self.takes_groups(plan.learn)
         #: Learnt parameters of one value for all neurons: their gradient is summed over the threads of a block.
         self._scalars = [name for name in plan.learn if self.kinds[name] == "scalar"]
         #: Learnt parameters per channel whose gradient is summed over the threads of a block.
@@ -151,6 +152,8 @@ class BackwardWriter(ChunkWriter):
         zero = self._zero_sums()
         again = [line for node, name in copies.items() for line in self._copied(node, name)]
         body = [*self.opening(), *again, *([] if self._summed else zero), *each, *scaled, *self._store_sums()]
+        if self.tiled:
+            body = [f"BLOCK_SHARED {self.real} {self.unique('parts')}[{self.form.threads} * V];", *body]
         functions = [step, adjoint] if self._kept else [adjoint]
         if not (self._scalars or self._summed):
             return self.finished(functions, [*self.leaving(until), *body])
@@ -160,13 +163,16 @@ class BackwardWriter(ChunkWriter):
             total = self._sum(name)
             tensor = self.argument(f"{total}s", "sum", "grad_params", self.plan.learn.index(name))
             sums.append(f"{self.real} {total} = {self.printer.number(0.0)};")
+            if self.tiled:
+                # a thread without neurons has computed those of another one
+                after.append(f"if (!{self.unique('here')}.there) {total} = {self.printer.number(0.0)};")
             after += [f"{total} = block_sum({total});", f"if (threadIdx.x == 0) {tensor}[blockIdx.x] = {total};"]
         for name in self._summed:
             after += self.block_sum(self._sum(name), self.plan.learn.index(name))
         if self._summed:
             sums += zero
             after.insert(0, f"BLOCK_SHARED {self.real} {self.unique('parts')}[{self.form.threads} * V];")
-        inside = [f"if ({self.first} < {until}) {{", *indented(body), "}"]
+        inside = body if self.tiled else [f"if ({self.first} < {until}) {{", *indented(body), "}"]
         return self.finished(functions, [*sums, *inside, *after])
 
     # -- device functions
@@ -257,9 +263,14 @@ class BackwardWriter(ChunkWriter):
             # the cotangent of a recorded state is added to that which the later step gave
             traced = f" + {self.of_step(self._trace(name))}[j]" if name in self.plan.trace else ""
             where[state_cotangent(name)] = f"{carried}[j]{traced}"
-        grads = [self._grad_input(self.program.inputs[index]) for index in self.plan.wanted]
         exact = self.stored == self.real
-        targets = [f"{name}[j]" if exact else self.unique(f"{name}_j") for name in grads]
+        #: Gradients that are written, and those that a block adds up: these stay numbers of arithmetic.
+        grads, added = (
+            [self._grad_input(self.program.inputs[index]) for index in some]
+            for some in (self.plan.written, self.plan.summed)
+        )
+        wanted = [self._grad_input(self.program.inputs[index]) for index in self.plan.wanted]
+        targets = [f"{name}[j]" if exact or name in added else self.unique(f"{name}_j") for name in wanted]
         targets += [f"{carried}[j]" for carried in self._carried.values()]
         targets += [self._sum(name) + ("" if name in self._scalars else "[j]") for name in self.plan.learn]
         # only what the adjoint reads: a held number that nobody reads would still take its register
@@ -267,7 +278,7 @@ class BackwardWriter(ChunkWriter):
         late = [self.local[node] for node in adjoint.takes if node.op == "out_grad" and not apart]
         lines = [f"hold({name}[t]);" for name in late]
         lines += [f"take_again({self.local[node]}[t]);" for node in self._taken_again(adjoint)]
-        lines += [self.pack(name, self.stored) for name in grads]
+        lines += [*(self.pack(name, self.stored) for name in grads), *map(self.pack, added)]
         # without, the compiler computes what does not depend on later steps for all steps first, and runs out of
         # registers
         holds = [f"hold({carried}[j]);" for carried in self._carried.values()]
@@ -281,7 +292,16 @@ class BackwardWriter(ChunkWriter):
             inner.insert(0, f"{self.real} {', '.join(self.unique(f'{name}_j') for name in grads)};")
             inner += [f"{name}.set(j, rounded<{self.stored}>({self.unique(f'{name}_j')}));" for name in grads]
         lines += over_neurons(inner)
-        return [*lines, *(self.store_step(f"{g}s", "grad_inputs", k, g) for k, g in enumerate(grads))]
+        lines += [self.store_step(f"{g}s", "grad_inputs", k, g) for k, g in enumerate(grads)]
+        return [*lines, *(self._added(k, g) for k, g in enumerate(added))]
+
+    def _added(self, number: int, name: str) -> str:
+        """The line that adds up, over a block, the gradients of a step of an input that broadcasts."""
+        k, here = len(self.plan.learn) + number, self.unique("here")
+        step = self.argument(f"{name}s_step", "parts_step", "grad_params", k)
+        place = f"{self.argument(f'{name}s', 'sum', 'grad_params', k)} + {'t' if self.fixed else '(begin + t)'} * {step}"
+        add = "add_step" if self.input_kind(self.plan.summed[number]) == "step" else "add"
+        return f"{here}.{add}({self.unique('parts')}, {place}, {name});"
 
     # -- cotangents
 

@@ -87,6 +87,40 @@ __device__ __forceinline__ void block_store(R* to, const Pack<R, V>& x, int lane
     }
 }
 
+// The neurons of a block that adds up the gradients of inputs that broadcast: `tile` neighbouring numbers of a period, in
+// as many periods as it has threads for. A thread without neurons takes the last ones, and its sums are 0.
+template <int V> struct Tile {
+    // The first neuron of this thread, and where its sums are among those of all blocks; -1 where another one has them.
+    long long first, place;
+    int tile;
+    bool there;
+    __device__ __forceinline__ Tile(long long neurons, long long period, int tile) : tile(tile) {
+        const int apart = tile / V, periods = blockDim.x / apart, here = threadIdx.x;
+        const long long across = row_of(period + tile - 1, tile), line = row_of(blockIdx.x, across);
+        const long long column = (blockIdx.x - line * across) * tile + here % apart * V;
+        const long long begin = (line * periods + here / apart) * period;
+        there = here / apart < periods && column < period && begin < neurons;
+        first = there ? begin + column : neurons - V;
+        place = here < apart && column < period ? line * period + column : -1;
+    }
+    // The sums of a block over its periods, of one step.
+    template <typename R> __device__ __forceinline__ void add(R* parts, R* to, Pack<R, V>& x) const {
+        #pragma unroll
+        for (int j = 0; j < V; ++j) x[j] = there ? x[j] : R(0);
+        block_totals(parts, x, 0, tile);
+        if (place >= 0) store(to + place, x);
+    }
+    // The sums of a block over all its neurons, of one step: eight, for fewer would keep most threads waiting.
+    template <typename R> __device__ __forceinline__ void add_step(R* parts, R* to, const Pack<R, V>& x) const {
+        const int few = blockDim.x < 8 ? blockDim.x : 8;
+        Pack<R, 1> sum = {};
+        #pragma unroll
+        for (int j = 0; j < V; ++j) sum[0] += there ? x[j] : R(0);
+        block_totals(parts, sum, 0, few);
+        block_store(to, sum, 0, few);
+    }
+};
+
 // The numbers that blocks left for channel c: number k of all is of channel k / inner % channels. A block adds them up,
 // with `side` channels side by side, so that its threads lie in lines.
 struct ChannelNumbers {

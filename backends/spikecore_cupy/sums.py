@@ -65,6 +65,34 @@ def arrangement(width: int, inner: int, channels: int, most: int) -> Optional[Ar
     return Arrangement(block, block, 0, 1, lanes // block) if 4 * block >= most else None
 
 
+#: Bytes of neighbouring numbers of a tile, about, which memory moves together; more of them leave more partial sums.
+SEGMENT = 64
+#: Sums that a block leaves of an input with one number a step, where it has as many threads.
+FEW = 8
+
+
+class Tiling(NamedTuple):
+    """Blocks that add up gradients of inputs that broadcast, ``Tile`` in their text."""
+
+    tile: int
+    blocks: int
+    #: Numbers that all blocks leave of a step, by the kind of the input.
+    numbers: Dict[str, int]
+
+
+def tiling(width: int, neurons: int, period: int, threads: int, size: int) -> Tiling:
+    """Tiles of blocks of so many threads, each with ``width`` neighbouring neurons of ``size`` bytes in memory. Without
+    a period, 0, a tile is all that a block has.
+    """
+    period = period or neurons
+    rows = neurons // period
+    apart = min(threads, max(SEGMENT // (width * size), threads // rows))
+    tile = min(period, apart * width)
+    lines = -(-rows // (threads // (tile // width)))
+    blocks = -(-period // tile) * lines
+    return Tiling(tile, blocks, {"period": lines * period, "step": blocks * min(FEW, threads)})
+
+
 class Adding(NamedTuple):
     """Second kernel of a sum, which adds up the numbers of blocks: the threads of a block, and its channels."""
 

@@ -203,12 +203,15 @@ class CudaPrinter(KernelPrinter):
         return ATOM, "quotient({0}, {1})" if number else "full_quotient({0}, {1})"
 
 
-#: Kinds of arguments, in the order that a kernel has them. A ``"sum"`` is a pointer to a parameter's gradient.
+#: Kinds of arguments, in the order that a kernel has them. A ``"sum"`` is a pointer to a parameter's gradient, or to
+#: parts of that of an input that broadcasts; ``"uniform"`` one to an input with one number a step.
 ORDER = (
     "pointer",
+    "uniform",
     "sum",
     "exchange",
     "stride",
+    "uniform_step",
     "row",
     "inner",
     "channels",
@@ -216,12 +219,15 @@ ORDER = (
     "columns",
     "lanes",
     "period",
+    "input_period",
+    "parts_step",
+    "tile",
     "number",
 )
 #: Kinds of arguments that are counts of neurons: 64 bits, since a tensor may have more than 2**31 numbers.
-_COUNTS = ("stride", "row", "inner", "channels", "span", "columns")
-#: Kinds of arguments that say which threads of a block have the same channels.
-_OF_BLOCK = ("lanes", "period")
+_COUNTS = ("stride", "uniform_step", "row", "inner", "channels", "span", "columns", "input_period", "parts_step")
+#: Kinds of arguments that say which threads of a block have the same channels, or numbers of an input.
+_OF_BLOCK = ("lanes", "period", "tile")
 
 
 class TextWriter(KernelWriter):
@@ -231,6 +237,8 @@ class TextWriter(KernelWriter):
     first = "i"
     #: Header that the text includes.
     header = "spikecore.cuh"
+    #: True if a block adds up gradients of inputs that broadcast, so that its threads lie in a tile.
+    tiled = False
 
     def __init__(
         self,
@@ -266,6 +274,10 @@ class TextWriter(KernelWriter):
 
     def neurons_of_a_thread(self) -> List[str]:
         """The lines that say which neurons a thread has, before any other."""
+        if self.tiled:
+            period = self.argument("input_period", "input_period") if "period" in self.plan.broadcast else "neurons"
+            tile = f"const Tile<V> {self.unique('here')}(neurons, {period}, {self.argument('tile', 'tile')});"
+            return [tile, f"const long long {self.first} = {self.unique('here')}.first;"]
         if not self.form.together:
             return [self.beginning()]
         # threads behind the last neurons compute these, too, since the others wait for them
@@ -274,10 +286,12 @@ class TextWriter(KernelWriter):
 
     def leaving(self, until: str = "neurons") -> List[str]:
         """The line by which threads without neurons leave, unless others wait for them."""
-        return [] if self.form.staged or self.form.together else [f"if ({self.first} >= {until}) return;"]
+        waits = self.form.staged or self.form.together or self.tiled
+        return [] if waits else [f"if ({self.first} >= {until}) return;"]
 
     def finished(self, functions: Sequence[Function], body: Sequence[str]) -> Source:
         """The kernel: its text, and what a launch needs beside it."""
+        body = [*self.neurons_of_a_thread(), *body]
         arguments = self.arguments.ordered(ORDER)
         steps = self.plan.spec.steps if self.fixed else self.form.length
         types = ["long long", *([] if self.fixed else ["int"]), *map(self._type, arguments)]
@@ -291,7 +305,6 @@ class TextWriter(KernelWriter):
             f"constexpr int T = {steps};  // time steps" + ("" if self.fixed else " of a chunk, or one less"),
             *self.beside(),
         ]
-        body = [*self.neurons_of_a_thread(), *body]
         inside = [line for f in functions for line in (f.head, *f.arguments, *f.body)]
         top = self.top()
         # every line is known now, so every symbol can choose a name that no line has

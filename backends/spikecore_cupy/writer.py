@@ -70,22 +70,38 @@ class Writer(TextWriter):
     def all(self, name: str, group: str, index: int, step: str = "") -> str:
         """Address of this thread's neurons in a tensor of all steps: by default at step t of the chunk."""
         # a chunk begins at step `begin`; a fixed number of steps is one chunk, which begins at 0
-        pointer, offset = self.argument(name, "pointer", group, index), self._offset(name, group, index)
         stride = self.stride(name, group, index)
+        if self.is_uniform(group, index):
+            step = step or ("t" if self.fixed else "(begin + t)")
+            return f"{self.argument(name, 'uniform', group, index)} + {step} * {stride}"
+        pointer, offset = self.argument(name, "pointer", group, index), self._offset(name, group, index)
         if step or self.fixed:
             return f"{pointer} + {step or 't'} * {stride} + {offset}"
         return f"({pointer} + (begin * {stride} + {offset})) + t * {stride}"
 
     def stride(self, name: str, group: str, index: int) -> str:
         """From one step to the next of a tensor of all steps."""
+        if self.is_uniform(group, index):
+            return self.argument(f"{name}_step", "uniform_step", group, index)
         apart = self.form.rows or group not in FILLED
         return self.argument(f"{name}_step", "stride", group, index) if apart else "neurons"
 
     def _offset(self, name: str, group: str, index: int) -> str:
         """From the first neuron of a step of a tensor to the first of this thread."""
+        if group == "inputs" and self.input_kind(index):
+            # neighbours read neighbouring numbers of a period, which is a multiple of V
+            return self.unique("in_period")
         if not self.form.rows:
             return "i"
         return self._offsets.setdefault((group, index), (self.unique(f"{name}_at"), name))[0]
+
+    def is_uniform(self, group: str, index: int) -> bool:
+        """True for an input with one number a step."""
+        return group == "inputs" and self.input_kind(index) == "step"
+
+    def width(self, stream: Stream) -> str:
+        """Numbers of a step of a tensor that a thread reads."""
+        return "1" if self.is_uniform(stream.group, stream.number) else "V"
 
     def load(self, place: str) -> str:
         """The numbers of this thread's neurons in a tensor of one step."""
@@ -99,10 +115,14 @@ class Writer(TextWriter):
 
     def offsets(self) -> List[str]:
         """Lines of neuron i's offsets in the tensors of all steps, once all lines that read or write them are there."""
+        lines = []
+        if "period" in self.plan.broadcast:
+            period = self.argument("input_period", "input_period")
+            lines.append(f"const long long {self.unique('in_period')} = channel(i, 1, {period});")
         if not self._offsets:
-            return []
+            return lines
         columns = self.argument("columns", "columns")
-        lines = [f"const long long row = row_of(i, {columns}), column = i - row * {columns};"]
+        lines += [f"const long long row = row_of(i, {columns}), column = i - row * {columns};"]
         for (group, index), (offset, name) in self._offsets.items():
             stride = self.argument(f"{name}_row", "row", group, index)
             lines.append(f"const long long {offset} = row * {stride} + column;")
@@ -209,7 +229,8 @@ class Writer(TextWriter):
             if node in where:
                 values.append(where[node])
             elif node.op == "input":
-                values.append(self.value(f"{self.of_step(self.local[node])}[j]"))
+                uniform = self.is_uniform("inputs", self.program.inputs.index(str(node.attr)))
+                values.append(self.value(f"{self.of_step(self.local[node])}[{'0' if uniform else 'j'}]"))
             else:
                 values.append(self.at(node))
         return f"{function.name}({', '.join([*values, *targets])});"
