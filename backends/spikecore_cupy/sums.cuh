@@ -13,7 +13,15 @@ template <typename R> __device__ R block_sum(R x) {
     return x;
 }
 #elif !defined(CLUSTERS)
-template <typename R> R block_sum(R x) { return x; }
+template <typename R> R block_sum(R x) {
+    BLOCK_SHARED R parts[1024];
+    BLOCK_WAIT();
+    parts[threadIdx.x] = x;
+    BLOCK_WAIT();
+    x = 0;
+    for (unsigned k = 0; k < blockDim.x; ++k) x += parts[k];
+    return x;
+}
 #endif
 
 // -- sums per channel over the threads of a block, in a fixed order
