@@ -170,6 +170,7 @@ def _fits_ahead(plan: Plan, form: Form) -> bool:
     if isinstance(plan, BackwardPlan):
         size += form.length * (sum(plan.outputs) * stored + len(plan.trace) * real) + len(plan.recomputed_states) * real
         size += real if plan.learn else 0  # parts of sums
+        size += form.length * real if plan.summed else 0
     return size * form.width * form.threads <= SHARED
 
 

@@ -121,8 +121,9 @@ class BackwardWriter(ChunkWriter):
         self._carried = {name: self.carried(name) for name in plan.carried_cotangents}
         #: True if a thread has several groups of neighbouring neurons, whose parts of a sum it adds up. It reads its
         #: parameters once, so neurons of all groups have the same: one that all neurons share, or that of a channel.
-        self.tiled = bool(plan.summed)
-        self.is_grouped = not self.tiled and self.takes_groups(plan.learn)
+        self.is_grouped = not plan.summed and self.takes_groups(plan.learn)
+        #: Inputs that broadcast, whose gradients are summed over the threads of a block.
+        self._added = [plan.program.inputs[index] for index in plan.summed]
         #: Learnt parameters of one value for all neurons: their gradient is summed over the threads of a block.
         self._scalars = [name for name in plan.learn if self.kinds[name] == "scalar"]
         #: Learnt parameters per channel whose gradient is summed over the threads of a block.
@@ -139,8 +140,9 @@ class BackwardWriter(ChunkWriter):
         chunk = self.loads([*before, *(stream for stream in back if stream not in before)], len(self.plan.wanted))
         chunk += self._recomputation(step, before) if self._kept else []
         copies = self._copies(adjoint)
+        chunk += [f"Pack<{self.real}, V> {self._grad_input(name)}[T] = {{}};" for name in self._added]
         chunk += self.steps(back, self._adjoint_step(adjoint, copies), backwards=True)
-        chunk += self.written()
+        chunk += [*self._input_sums(), *self.written()]
         chunks = self.backward_chunks(chunk)
         each = [*self._first_cotangents(), *chunks, *self._last_cotangents()]
         # behind all lines that read or write a tensor of all steps
@@ -152,8 +154,8 @@ class BackwardWriter(ChunkWriter):
         zero = self._zero_sums()
         again = [line for node, name in copies.items() for line in self._copied(node, name)]
         body = [*self.opening(), *again, *([] if self._summed else zero), *each, *scaled, *self._store_sums()]
-        if self.tiled:
-            body = [f"BLOCK_SHARED {self.real} {self.unique('parts')}[{self.form.threads} * V];", *body]
+        if self._added:
+            body = [f"BLOCK_SHARED Pack<{self.real}, V> {self.unique('parts')}[T * {self.form.threads}];", *body]
         functions = [step, adjoint] if self._kept else [adjoint]
         if not (self._scalars or self._summed):
             return self.finished(functions, [*self.leaving(until), *body])
@@ -163,7 +165,7 @@ class BackwardWriter(ChunkWriter):
             total = self._sum(name)
             tensor = self.argument(f"{total}s", "sum", "grad_params", self.plan.learn.index(name))
             sums.append(f"{self.real} {total} = {self.printer.number(0.0)};")
-            if self.tiled:
+            if self._added:
                 # a thread without neurons has computed those of another one
                 after.append(f"if (!{self.unique('here')}.there) {total} = {self.printer.number(0.0)};")
             after += [f"{total} = block_sum({total});", f"if (threadIdx.x == 0) {tensor}[blockIdx.x] = {total};"]
@@ -172,7 +174,7 @@ class BackwardWriter(ChunkWriter):
         if self._summed:
             sums += zero
             after.insert(0, f"BLOCK_SHARED {self.real} {self.unique('parts')}[{self.form.threads} * V];")
-        inside = body if self.tiled else [f"if ({self.first} < {until}) {{", *indented(body), "}"]
+        inside = body if self._added else [f"if ({self.first} < {until}) {{", *indented(body), "}"]
         return self.finished(functions, [*sums, *inside, *after])
 
     # -- device functions
@@ -264,13 +266,12 @@ class BackwardWriter(ChunkWriter):
             traced = f" + {self.of_step(self._trace(name))}[j]" if name in self.plan.trace else ""
             where[state_cotangent(name)] = f"{carried}[j]{traced}"
         exact = self.stored == self.real
-        #: Gradients that are written, and those that a block adds up: these stay numbers of arithmetic.
-        grads, added = (
-            [self._grad_input(self.program.inputs[index]) for index in some]
-            for some in (self.plan.written, self.plan.summed)
-        )
-        wanted = [self._grad_input(self.program.inputs[index]) for index in self.plan.wanted]
-        targets = [f"{name}[j]" if exact or name in added else self.unique(f"{name}_j") for name in wanted]
+        grads, targets = [self._grad_input(self.program.inputs[index]) for index in self.plan.written], []
+        for index in self.plan.wanted:
+            name = self._grad_input(self.program.inputs[index])
+            where_to = f"{name}[j]" if exact else self.unique(f"{name}_j")
+            # what a block adds up is kept for all steps of a chunk, in the dtype of arithmetic
+            targets.append(f"{name}[t][j]" if index in self.plan.summed else where_to)
         targets += [f"{carried}[j]" for carried in self._carried.values()]
         targets += [self._sum(name) + ("" if name in self._scalars else "[j]") for name in self.plan.learn]
         # only what the adjoint reads: a held number that nobody reads would still take its register
@@ -278,7 +279,7 @@ class BackwardWriter(ChunkWriter):
         late = [self.local[node] for node in adjoint.takes if node.op == "out_grad" and not apart]
         lines = [f"hold({name}[t]);" for name in late]
         lines += [f"take_again({self.local[node]}[t]);" for node in self._taken_again(adjoint)]
-        lines += [*(self.pack(name, self.stored) for name in grads), *map(self.pack, added)]
+        lines += [self.pack(name, self.stored) for name in grads]
         # without, the compiler computes what does not depend on later steps for all steps first, and runs out of
         # registers
         holds = [f"hold({carried}[j]);" for carried in self._carried.values()]
@@ -292,16 +293,18 @@ class BackwardWriter(ChunkWriter):
             inner.insert(0, f"{self.real} {', '.join(self.unique(f'{name}_j') for name in grads)};")
             inner += [f"{name}.set(j, rounded<{self.stored}>({self.unique(f'{name}_j')}));" for name in grads]
         lines += over_neurons(inner)
-        lines += [self.store_step(f"{g}s", "grad_inputs", k, g) for k, g in enumerate(grads)]
-        return [*lines, *(self._added(k, g) for k, g in enumerate(added))]
+        return [*lines, *(self.store_step(f"{g}s", "grad_inputs", k, g) for k, g in enumerate(grads))]
 
-    def _added(self, number: int, name: str) -> str:
-        """The line that adds up, over a block, the gradients of a step of an input that broadcasts."""
-        k, here = len(self.plan.learn) + number, self.unique("here")
-        step = self.argument(f"{name}s_step", "parts_step", "grad_params", k)
-        place = f"{self.argument(f'{name}s', 'sum', 'grad_params', k)} + {'t' if self.fixed else '(begin + t)'} * {step}"
-        add = "add_step" if self.input_kind(self.plan.summed[number]) == "step" else "add"
-        return f"{here}.{add}({self.unique('parts')}, {place}, {name});"
+    def _input_sums(self) -> List[str]:
+        """Lines that add up, over a block, the gradients of a chunk's steps of inputs that broadcast."""
+        lines = []
+        for k, (index, name) in enumerate(zip(self.plan.summed, map(self._grad_input, self._added)), len(self.plan.learn)):
+            tensor = self.argument(f"{name}s", "sum", "grad_params", k)
+            step = self.argument(f"{name}s_step", "parts_step", "grad_params", k)
+            add = "add_all" if self.input_kind(index) == "step" else "add"
+            place = tensor if self.fixed else f"{tensor} + begin * {step}"
+            lines.append(f"{self.unique('here')}.{add}({self.unique('parts')}, {place}, {step}, {self._length}, {name});")
+        return lines
 
     # -- cotangents
 

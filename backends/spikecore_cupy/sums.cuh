@@ -13,7 +13,7 @@ template <typename R> __device__ R block_sum(R x) {
     return x;
 }
 #elif !defined(CLUSTERS)
-template <typename R> R block_sum(R x) {
+template <typename R> static R block_sum(R x) {
     BLOCK_SHARED R parts[1024];
     BLOCK_WAIT();
     parts[threadIdx.x] = x;
@@ -95,37 +95,62 @@ __device__ __forceinline__ void block_store(R* to, const Pack<R, V>& x, int lane
     }
 }
 
-// The neurons of a block that adds up the gradients of inputs that broadcast: `tile` neighbouring numbers of a period, in
-// as many periods as it has threads for. A thread without neurons takes the last ones, and its sums are 0.
+// The neurons of a block that adds up gradients of inputs that broadcast: `tile` neighbouring numbers of a period, in as
+// many periods as it has threads for. A thread without neurons takes the last ones, and adds 0.
 template <int V> struct Tile {
-    // The first neuron of this thread, and where its sums are among those of all blocks; -1 where another one has them.
+    // The first neuron of this thread, and the place of the tile among the sums of all blocks.
     long long first, place;
-    int tile;
+    // Numbers of a tile, and of this one.
+    int tile, numbers;
     bool there;
     __device__ __forceinline__ Tile(long long neurons, long long period, int tile) : tile(tile) {
         const int apart = tile / V, periods = blockDim.x / apart, here = threadIdx.x;
         const long long across = row_of(period + tile - 1, tile), line = row_of(blockIdx.x, across);
-        const long long column = (blockIdx.x - line * across) * tile + here % apart * V;
+        const long long column = (blockIdx.x - line * across) * tile, own = column + here % apart * V;
         const long long begin = (line * periods + here / apart) * period;
-        there = here / apart < periods && column < period && begin < neurons;
-        first = there ? begin + column : neurons - V;
-        place = here < apart && column < period ? line * period + column : -1;
+        there = here / apart < periods && own < period && begin < neurons;
+        first = there ? begin + own : neurons - V;
+        place = line * period + column;
+        numbers = period - column < tile ? period - column : tile;
     }
-    // The sums of a block over its periods, of one step.
-    template <typename R> __device__ __forceinline__ void add(R* parts, R* to, Pack<R, V>& x) const {
+    // The sums of a block over its periods, of so many steps, which lie `step` numbers from one another.
+    template <int N, typename R>
+    __device__ __forceinline__ void add(Pack<R, V>* parts, R* to, long long step, int steps, const Pack<R, V> (&x)[N]) const {
         #pragma unroll
-        for (int j = 0; j < V; ++j) x[j] = there ? x[j] : R(0);
-        block_totals(parts, x, 0, tile);
-        if (place >= 0) store(to + place, x);
+        for (int n = 0; n < N; ++n) {
+            Pack<R, V> own;
+            #pragma unroll
+            for (int j = 0; j < V; ++j) own[j] = there ? x[n][j] : R(0);
+            parts[n * blockDim.x + threadIdx.x] = own;
+        }
+        sums(reinterpret_cast<const R*>(parts), V * blockDim.x, tile, numbers, to + place, step, steps);
     }
-    // The sums of a block over all its neurons, of one step: eight, for fewer would keep most threads waiting.
-    template <typename R> __device__ __forceinline__ void add_step(R* parts, R* to, const Pack<R, V>& x) const {
+    // The same over all neurons: eight sums of each step, for fewer would keep most threads waiting.
+    template <int N, typename R>
+    __device__ __forceinline__ void add_all(Pack<R, V>* parts, R* to, long long step, int steps, const Pack<R, V> (&x)[N]) const {
+        R* own = reinterpret_cast<R*>(parts) + threadIdx.x;
+        #pragma unroll
+        for (int n = 0; n < N; ++n) {
+            R sum = 0;
+            #pragma unroll
+            for (int j = 0; j < V; ++j) sum += x[n][j];
+            own[n * blockDim.x] = there ? sum : R(0);
+        }
         const int few = blockDim.x < 8 ? blockDim.x : 8;
-        Pack<R, 1> sum = {};
-        #pragma unroll
-        for (int j = 0; j < V; ++j) sum[0] += there ? x[j] : R(0);
-        block_totals(parts, sum, 0, few);
-        block_store(to, sum, 0, few);
+        sums(reinterpret_cast<const R*>(parts), blockDim.x, few, few, to + blockIdx.x * (long long)few, step, steps);
+    }
+    // For each step the sums over every `apart`th of its `all` numbers; `count` of them are stored.
+    template <typename R>
+    __device__ __forceinline__ void sums(const R* parts, int all, int apart, int count, R* to, long long step, int steps) const {
+        BLOCK_WAIT();
+        for (int k = threadIdx.x; k < steps * apart; k += blockDim.x) {
+            const int n = k / apart, first = k % apart;
+            R sum = parts[n * all + first];
+            #pragma unroll 8
+            for (int other = first + apart; other < all; other += apart) sum += parts[n * all + other];
+            if (first < count) to[n * step + first] = sum;
+        }
+        BLOCK_WAIT();  // until all parts have been read
     }
 };
 

@@ -65,8 +65,9 @@ def arrangement(width: int, inner: int, channels: int, most: int) -> Optional[Ar
     return Arrangement(block, block, 0, 1, lanes // block) if 4 * block >= most else None
 
 
-#: Bytes of neighbouring numbers of a tile, about, which memory moves together; more of them leave more partial sums.
-SEGMENT = 64
+#: Neighbouring threads of a tile at least, and bytes that memory moves together: with more of them fewer neurons of a
+#: block read one number, and more sums are left.
+NEIGHBOURS, SECTOR = 8, 32
 #: Sums that a block leaves of an input with one number a step, where it has as many threads.
 FEW = 8
 
@@ -86,7 +87,7 @@ def tiling(width: int, neurons: int, period: int, threads: int, size: int) -> Ti
     """
     period = period or neurons
     rows = neurons // period
-    apart = min(threads, max(SEGMENT // (width * size), threads // rows))
+    apart = min(threads, max(NEIGHBOURS, SECTOR // (width * size), threads // rows))
     tile = min(period, apart * width)
     lines = -(-rows // (threads // (tile // width)))
     blocks = -(-period // tile) * lines

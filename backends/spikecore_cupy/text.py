@@ -237,8 +237,6 @@ class TextWriter(KernelWriter):
     first = "i"
     #: Header that the text includes.
     header = "spikecore.cuh"
-    #: True if a block adds up gradients of inputs that broadcast, so that its threads lie in a tile.
-    tiled = False
 
     def __init__(
         self,
@@ -253,6 +251,8 @@ class TextWriter(KernelWriter):
         self.stored, self.real = TYPES[plan.dtype], TYPES[plan.compute]
         #: True if the number of steps is a constant of the kernel.
         self.fixed = plan.spec.steps is not None
+        #: True if a block adds up gradients of inputs that broadcast, so that its threads lie in a tile.
+        self.tiled = isinstance(plan, BackwardPlan) and bool(plan.summed)
 
     # -- arguments
 

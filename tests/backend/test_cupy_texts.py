@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
@@ -33,7 +34,7 @@ from spikecore.testing.models import BY_NAME, MODELS, Model
 from spikecore_cupy import ElementwiseKernel, ScanKernel
 from spikecore_cupy.device import compiled, headers
 from spikecore_cupy.feedback import HEADER
-from spikecore_cupy.forms import form_of
+from spikecore_cupy.forms import FEWEST, form_of, size_of
 from spikecore_cupy.host import HostBackend
 from spikecore_cupy.packing import printed
 from spikecore_cupy.source import print_kernel
@@ -304,6 +305,27 @@ def test_arguments_are_packed_as_the_kernel_takes_them(direction: str, dtype: to
         plan = plans(sc.ALIF(), dtype, None, kind, learn, everything=True)[direction == "backward"]
         source = print_kernel(plan, form_of(plan))
         assert arguments(ptx_of(plan), source.name) == packed(source.types)
+
+
+@dtypes
+@pytest.mark.parametrize("kind", ["period", "step"])
+def test_an_input_that_broadcasts(kind: str, dtype: torch.dtype) -> None:
+    """Kernels that read one, and blocks that add up its gradient beside those of parameters: in rows, fetched ahead, in
+    every width. They take what a launch packs, and hold a chunk in registers.
+    """
+    neuron = build(next(model for model in CUSTOM if model.name == "gated"))
+    for steps, param in itertools.product((16, None), ("number", *TENSORS)):
+        learn = () if param == "number" else own(neuron)
+        forward, backward = plans(neuron, dtype, steps, param, learn)
+        forward, backward = replace(forward, broadcast=("", kind)), replace(backward, broadcast=("", kind), summed=(1,))
+        for plan in (forward, backward):
+            form = form_of(plan)._replace(ahead=size_of(plan, FEWEST).ahead)
+            for changed in (form, form._replace(width=1, ahead=False), form._replace(rows=True)):
+                source = print_kernel(plan, changed)
+                ptx, log = built(source.text, f"-arch=compute_{HOPPER}")
+                assert arguments(ptx, source.name) == packed(source.types)
+        log = built(print_kernel(backward, form_of(backward)).text, f"-arch=sm_{HOPPER}", "--ptxas-options=-v")[1]
+        assert all(stores == loads == 0 for _, stores, loads in spills(log))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])

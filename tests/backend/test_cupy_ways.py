@@ -34,6 +34,8 @@ CALLS = [
         ("plif", "bfloat16", "40x2x4x4", "params=channel,learn=all,"),
         ("lif", "bfloat16", "32x2x4x4", "params=channel,learn=tau,"),
         ("swap", "float32", "2x3x21", "params=channel,repeat=yes,"),
+        ("turn", "bfloat16", "40x4x12", "reset=none,bits=yes,params=channel,learn=all,broadcast=y batch,"),
+        ("turn", "float32", "9x5x33", "reset=none,bits=yes,params=scalar,learn=all,broadcast=y step,"),
     )
 ]
 
