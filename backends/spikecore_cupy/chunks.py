@@ -87,8 +87,8 @@ class ChunkWriter(Writer):
             return []
         lines = [f"Pack<{stream.kind}, {self.width(stream)}> {stream.name}[T];" for stream in streams]
         for stream in streams:
-            load = f"{stream.name}[t] = load<{self.width(stream)}>({self.all(stream.tensor, stream.group, stream.number)});"
-            lines += self.over_steps([load])
+            place = self.all(stream.tensor, stream.group, stream.number)
+            lines += self.over_steps([f"{stream.name}[t] = load<{self.width(stream)}>({place});"])
         return lines
 
     def forward_chunks(self, before: Sequence[str], chunk: Sequence[str]) -> List[str]:

@@ -142,7 +142,7 @@ class Launcher:
         x, params = groups[0][0], groups[self._params]
         powers = self._multiplies(neurons, params)
         arranged, threads, span, blocks = self._arranged(width, neurons, channels)
-        blocks, parts, sizes_of_inputs = self._tiled(width, neurons, period, blocks)
+        blocks, parts, of_inputs = self._tiled(width, neurons, period, blocks)
         key = (width, length, powers, arranged is not None, size_of(self.plan, neurons))
         kernel = self._kernels.get(key) or self._compiled(*key)
         sums: Sequence[Tensor] = ()
@@ -162,7 +162,7 @@ class Launcher:
             strides.append(columns)
         if arranged is not None:
             strides += [arranged.lanes, arranged.period]
-        strides += sizes_of_inputs
+        strides += of_inputs
         numbers = [params[index] for index in self._numbers]
         sizes = (neurons,) if self.fixed else (neurons, steps)
         kernel(blocks, x.get_device(), (*sizes, *pointers, *strides, *numbers), threads)
@@ -192,13 +192,13 @@ class Launcher:
             while (neurons | period) % width:
                 width //= 2
         arranged, threads, span, blocks = self._arranged(width, neurons, channels)
-        blocks, added, sizes_of_inputs = self._tiled(width, neurons, period, blocks)
+        blocks, added, of_inputs = self._tiled(width, neurons, period, blocks)
         if self._grouped:
             constants.append(span)
         count = 0 if arranged is None else blocks * arranged.numbers
         if arranged is not None:
             constants += [arranged.lanes, arranged.period]
-        constants += sizes_of_inputs
+        constants += of_inputs
         length = 0 if self.fixed else chunk_length(steps, self._longest)
         size = size_of(self.plan, neurons)
         # a network has layers of many sizes, which have few widths and lengths: the text is printed once for each
@@ -215,8 +215,7 @@ class Launcher:
                 pointers.append(pointer)
             if addresses & unaligned:
                 return None
-            for index in uniform:
-                pointers.append(tensors[index].data_ptr())
+            pointers += [tensors[index].data_ptr() for index in uniform]
             x = tensors[0]
             powers = self._multiplies(neurons, params)
             kernel = by_powers[powers]

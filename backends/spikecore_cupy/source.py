@@ -298,12 +298,14 @@ class BackwardWriter(ChunkWriter):
     def _input_sums(self) -> List[str]:
         """Lines that add up, over a block, the gradients of a chunk's steps of inputs that broadcast."""
         lines = []
-        for k, (index, name) in enumerate(zip(self.plan.summed, map(self._grad_input, self._added)), len(self.plan.learn)):
+        parts, add = self.unique("parts"), f"{self.unique('here')}.add"
+        for k, index in enumerate(self.plan.summed):
+            name, k = self._grad_input(self._added[k]), k + len(self.plan.learn)
             tensor = self.argument(f"{name}s", "sum", "grad_params", k)
             step = self.argument(f"{name}s_step", "parts_step", "grad_params", k)
-            add = "add_all" if self.input_kind(index) == "step" else "add"
+            over = "_all" if self.input_kind(index) == "step" else ""
             place = tensor if self.fixed else f"{tensor} + begin * {step}"
-            lines.append(f"{self.unique('here')}.{add}({self.unique('parts')}, {place}, {step}, {self._length}, {name});")
+            lines.append(f"{add}{over}({parts}, {place}, {step}, {self._length}, {name});")
         return lines
 
     # -- cotangents

@@ -95,8 +95,8 @@ __device__ __forceinline__ void block_store(R* to, const Pack<R, V>& x, int lane
     }
 }
 
-// The neurons of a block that adds up gradients of inputs that broadcast: `tile` neighbouring numbers of a period, in as
-// many periods as it has threads for. A thread without neurons takes the last ones, and adds 0.
+// The neurons of a block that adds up gradients of inputs that broadcast: `tile` neighbouring numbers of a period, in
+// as many periods as it has threads for. A thread without neurons takes the last ones, and adds 0.
 template <int V> struct Tile {
     // The first neuron of this thread, and the place of the tile among the sums of all blocks.
     long long first, place;
@@ -114,8 +114,9 @@ template <int V> struct Tile {
         numbers = period - column < tile ? period - column : tile;
     }
     // The sums of a block over its periods, of so many steps, which lie `step` numbers from one another.
-    template <int N, typename R>
-    __device__ __forceinline__ void add(Pack<R, V>* parts, R* to, long long step, int steps, const Pack<R, V> (&x)[N]) const {
+    template <int N, typename R> __device__ __forceinline__ void add(
+        Pack<R, V>* parts, R* to, long long step, int steps, const Pack<R, V> (&x)[N]
+    ) const {
         #pragma unroll
         for (int n = 0; n < N; ++n) {
             Pack<R, V> own;
@@ -126,8 +127,9 @@ template <int V> struct Tile {
         sums(reinterpret_cast<const R*>(parts), V * blockDim.x, tile, numbers, to + place, step, steps);
     }
     // The same over all neurons: eight sums of each step, for fewer would keep most threads waiting.
-    template <int N, typename R>
-    __device__ __forceinline__ void add_all(Pack<R, V>* parts, R* to, long long step, int steps, const Pack<R, V> (&x)[N]) const {
+    template <int N, typename R> __device__ __forceinline__ void add_all(
+        Pack<R, V>* parts, R* to, long long step, int steps, const Pack<R, V> (&x)[N]
+    ) const {
         R* own = reinterpret_cast<R*>(parts) + threadIdx.x;
         #pragma unroll
         for (int n = 0; n < N; ++n) {
@@ -140,8 +142,9 @@ template <int V> struct Tile {
         sums(reinterpret_cast<const R*>(parts), blockDim.x, few, few, to + blockIdx.x * (long long)few, step, steps);
     }
     // For each step the sums over every `apart`th of its `all` numbers; `count` of them are stored.
-    template <typename R>
-    __device__ __forceinline__ void sums(const R* parts, int all, int apart, int count, R* to, long long step, int steps) const {
+    template <typename R> __device__ __forceinline__ static void sums(
+        const R* parts, int all, int apart, int count, R* to, long long step, int steps
+    ) {
         BLOCK_WAIT();
         for (int k = threadIdx.x; k < steps * apart; k += blockDim.x) {
             const int n = k / apart, first = k % apart;
