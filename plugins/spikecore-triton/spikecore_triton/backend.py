@@ -38,6 +38,7 @@ class TritonBackend(KernelBackend):
     #: Python's collector comes. Kernels on a GPU hold none.
     expected_failures = {f"sequences/freed-{case}": _CYCLES for case in _FREED} if INTERPRETED else {}
     chunk = CHUNK
+    shortest_period = 1
 
     def forward(self, plan: ForwardPlan) -> ForwardLaunch:
         kernels = Kernels(plan, FORWARD_GROUPS)
@@ -152,6 +153,7 @@ def _finder(argument: Argument, groups: Sequence[str]) -> Finder:
     finders: Dict[str, Finder] = {
         "neurons": lambda geometry, given: geometry.neurons,
         "chunks": lambda geometry, given: geometry.steps // CHUNK,
+        "period": lambda geometry, given: geometry.period,
         "stride": lambda geometry, given: given[group][index].stride(0),
         "inner": lambda geometry, given: geometry.channels[index][0],
         "channels": lambda geometry, given: geometry.channels[index][1],

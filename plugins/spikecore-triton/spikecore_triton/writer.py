@@ -32,9 +32,11 @@ THREADS = 128
 BYTES, BUDGET = 8, 64
 
 #: Kinds of arguments, in the order that a kernel has them; ``"neurons"`` and ``"chunks"`` are sizes of a call.
-ORDER = ("neurons", "chunks", "stride", "inner", "channels", "number", "pointer")
+ORDER = ("neurons", "chunks", "period", "stride", "inner", "channels", "number", "pointer")
 _ANNOTATION = {"number": ": tl.float32", "pointer": ""}
 
+#: Place of a block's neurons in a step of an input of each kind.
+_PLACES = {"": "at", "period": "in_period", "step": "0 * at"}
 #: Leaves that a step is computed from, but for parameters.
 _MOVING = ("input", "state", "out_grad", "next_grad")
 
@@ -85,12 +87,13 @@ class Writer(KernelWriter):
     def all(self, name: str, group: str, index: int, first: str, step: int) -> str:
         """Where those of a tensor of all steps are, at so many steps after the one that ``first`` names."""
         pointer = self.argument(name, "pointer", group, index)
+        place = _PLACES[self.input_kind(index) if group == "inputs" else ""]
         if not first and not step:
-            return f"{pointer} + at"
+            return f"{pointer} + {place}"
         length = "neurons" if group in FILLED else self.argument(f"{name}_step", "stride", group, index)
         # Triton folds constants, but people read the text: no `0 *` and no `1 *`
         count = f"({first} + {step})" if first and step else first or str(step)
-        return f"{pointer} + {length} + at" if count == "1" else f"{pointer} + {count} * {length} + at"
+        return f"{pointer} + {length} + {place}" if count == "1" else f"{pointer} + {count} * {length} + {place}"
 
     def checkpoint(self, name: str, chunk: str) -> str:
         """Address of the checkpoint of a state that ``chunk`` starts from; the first chunk has none."""
@@ -181,6 +184,8 @@ class Writer(KernelWriter):
 
     def finished(self, body: Iterable[str]) -> Source:
         """The kernel: its module text and what a launch needs beside it."""
+        if "period" in self.plan.broadcast:
+            body = [f"in_period = at % {self.argument('period', 'period')}", *body]
         arguments = self.arguments.ordered(ORDER)
         signature = [f"{a.name}{_ANNOTATION.get(a.kind, ': tl.int64')}," for a in arguments] + ["BLOCK: tl.constexpr,"]
         # Do not specialise on these arguments: Triton would compile further kernels for 1 and for multiples of 16, and
