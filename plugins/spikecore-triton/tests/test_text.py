@@ -6,7 +6,7 @@ import gc
 import linecache
 import re
 from pathlib import Path
-from typing import Dict, Optional
+from typing import Any, Dict, Optional
 
 import pytest
 import torch
@@ -17,6 +17,8 @@ from spikecore.backend import Spec, Unsupported
 from spikecore.kernels import ForwardPlan
 from spikecore.lang import Node, Program
 from spikecore.lang.node import const
+from spikecore.testing import installed
+from spikecore.testing.custom import Gated
 from spikecore_triton import compiler
 from spikecore_triton.backend import TritonBackend
 from spikecore_triton.printer import TritonPrinter
@@ -33,6 +35,26 @@ def source(
     program = neuron.program
     spec = Spec(dtype, steps, tuple(kinds.get(p, "number") for p in program.params), tuple(kinds), final=False)
     return BACKEND.source(program, spec)
+
+
+def test_inputs_that_broadcast_are_read_where_they_lie(device: str) -> None:
+    """A number of a period, or one for all; no copy has a number for each neuron."""
+    read = []
+
+    class Reading(TritonBackend):
+        name = "reading"
+
+        def forward(self, plan: ForwardPlan) -> Any:
+            read.append(self.text(plan))
+            return super().forward(plan)
+
+    with installed(Reading, devices=(device,)):
+        gated = Gated(backend="reading").to(device)
+        for shape in ((3, 1, 5), (3,)):
+            gated(torch.rand(3, 2, 5, device=device), torch.rand(shape, device=device))
+    period, step = read
+    assert "gates + in_period" in period
+    assert "gates + 0 * at" in step
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
