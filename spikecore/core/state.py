@@ -15,7 +15,7 @@ Rules of this module:
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any, Callable, ClassVar, Collection, Dict, Mapping, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, ClassVar, Collection, Dict, List, Mapping, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,11 @@ State = Dict[str, Tensor]
 
 #: The attribute that counts calls that continued since the last reset, on which no result depends.
 CALL_COUNT = "_calls"
+#: Members for authors of layers and tools, which completion does not show.
+FOR_AUTHORS = frozenset(
+    "carrying configuration continues follows makes_time may_rest named_values recordable transforms under "
+    "vectors".split()
+)
 
 
 class Stateful(nn.Module):
@@ -55,6 +60,10 @@ class Stateful(nn.Module):
         self._state: Optional[State] = None
         self._carrying = 0
         self._calls = 0
+
+    def __dir__(self) -> List[str]:
+        """Names for completion: those that a user writes."""
+        return sorted({*super().__dir__()} - FOR_AUTHORS)
 
     @property
     def state(self) -> Optional[State]:

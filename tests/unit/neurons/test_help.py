@@ -7,6 +7,8 @@ import subprocess
 import sys
 from typing import Any
 
+from torch import nn
+
 import spikecore as sc
 
 #: The arguments of every neuron.
@@ -50,6 +52,14 @@ def test_a_class_of_a_user_explains_every_argument() -> None:
     assert all(of_lif[name] == of_all[name] for name in inspect.signature(sc.LIF).parameters)
     assert (Slow.__doc__ or "").count("channel_dim:") == 1
     assert Untold.__doc__ == sc.LIF.__doc__
+
+
+def test_completion_shows_what_a_user_writes() -> None:
+    """``lif.<TAB>`` has settings and parameters, what a class declares and calls, and no inner names."""
+    shown = {name for name in dir(sc.LIF()) if name[0] != "_"} - {*dir(nn.Module())}
+    declared = "states params sizes bounds positive inputs drawn reset_states".split()
+    called = "run spike retrace dynamics charge after_spike state program bound".split()
+    assert shown == {*inspect.signature(sc.LIF).parameters, *declared, *called}
 
 
 def test_help_begins_with_the_arguments() -> None:
