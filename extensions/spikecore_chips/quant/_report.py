@@ -48,13 +48,13 @@ class Report:
     agreement: Optional[float]
 
     def __str__(self) -> str:
-        head = f"{'name':20} {'kind':8} {'format':26} {'reads':22} {'bits':>4} {'saturated':>9}"
-        lines = [
-            f"{row.name:20} {row.kind:8} {row.format:26} {row.reads:22} {row.bits:4} {row.saturated:9.2%}"
-            for row in self.rows
-        ]
+        cells = [("name", "kind", "format", "reads", "bits", "saturated")]
+        cells += [(r.name, r.kind, r.format, r.reads, str(r.bits), f"{r.saturated:.2%}") for r in self.rows]
+        widths = [max(map(len, column)) for column in zip(*cells)]
+        line = "  ".join(f"{{:{side}{width}}}" for side, width in zip("<<<<>>", widths))
+        lines = [on_one_line(line.format(*row)) for row in cells]
         agreement = [] if self.agreement is None else [f"agreement {self.agreement:.2%}"]
-        return "\n".join([head, *map(on_one_line, lines), *agreement])
+        return "\n".join([*lines, *agreement])
 
 
 def report(net: nn.Module, x: Inputs, beside: Optional[nn.Module] = None) -> Report:

@@ -431,7 +431,11 @@ def test_the_report_counts_saturations_and_bits() -> None:
     assert sc.quant.report(fixed, 1e4 * x).rows[1].saturated == 0.0  # the input of the layer saturates before
     report = sc.quant.report(fixed, x, beside=net)
     assert report.agreement > 0.7
-    assert "int16 / 2^" in str(report)
+    head, weights, values, _ = str(report).splitlines()
+    assert weights[head.index("reads") :].startswith("[0, ")
+    assert values[head.index("reads") :].startswith("v ")
+    assert len(head) == len(weights) == len(values)  # numbers end where their heads do
+    assert "int16 / 2^" in values
 
 
 def one(weight: float = 1.0) -> nn.Linear:
