@@ -12,7 +12,7 @@ import refusals
 import spikecore as sc
 from spikecore.layers import MSBlock, SEWBlock
 
-#: A network, and its parameters: docs/layers.md says of each what the paper has.
+#: A network, and its parameters: docs/benchmarks/guides.md says of each what the paper has.
 COUNTS = [
     (functools.partial(sc.models.sew_resnet, 18), 11_689_512),
     (functools.partial(sc.models.sew_resnet, 50), 25_557_032),
@@ -55,7 +55,7 @@ def trained(net):
 
 @pytest.mark.parametrize(("make", "count"), COUNTS, ids=[str(count) for _, count in COUNTS])
 def test_parameters(make, count):
-    """The number is that of docs/layers.md."""
+    """The number is that of docs/benchmarks/guides.md."""
     assert sum(value.numel() for value in make().parameters()) == count
 
 
