@@ -74,6 +74,32 @@ def test_a_page_is_found_by_both_spellings(monkeypatch: pytest.MonkeyPatch) -> N
     assert others(["normalise", "normalize", "comparison", "list", "raise", "size", "neuron", "model"]) == []
 
 
+@pytest.mark.parametrize(
+    ("words", "page"),
+    [
+        ("weight decay", "parameters"),
+        ("variable length", "sequences"),
+        ("batch_first", "training"),
+        ("STBP", "tutorial"),
+        ("early stopping", "recipes"),
+        ("class imbalance", "recipes"),
+        ("Optuna", "recipes"),
+    ],
+)
+def test_a_page_has_the_words_that_readers_search_for(words: str, page: str) -> None:
+    """The site's search finds a page by all of them."""
+    text = (DOCS / f"{page}.md").read_text(encoding="utf-8").lower()
+    assert all(word in text for word in words.lower().split())
+
+
+def test_pages_begin_with_what_they_are_about() -> None:
+    """None begins with how it was made; the index has the line that installs, before its program."""
+    for page in (*DOCS.glob("*.md"), *DOCS.glob("conformance/*.md")):
+        assert "do not edit" not in page.read_text(encoding="utf-8")[:400], page.name
+    first, second = re.findall(r"```(\w+)\n(\w+)", (DOCS / "index.md").read_text(encoding="utf-8"))
+    assert (first, second) == (("sh", "pip"), ("python", "import"))
+
+
 def test_every_neuron_and_surrogate_is_listed_once() -> None:
     """A class in no family would have no page: base classes alone are left out."""
     listed = {}

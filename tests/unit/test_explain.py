@@ -438,6 +438,7 @@ def test_advice_on_rates_says_what_the_layer_was_given(recurrent: bool, rate: st
         assert f"    {name:<9}  {float(values.min()):.3g} to {float(values.max()):.3g}" in str(explained)
     assert ("a larger input; a lower threshold; decay_input=False" in text) == (rate == "silent")
     assert ("a smaller input; a higher threshold." in text) == (rate == "saturated")
+    assert "sc.functional.calibrate(net, x)" in text
 
 
 def test_a_layer_whose_input_is_never_positive_needs_a_bias() -> None:
