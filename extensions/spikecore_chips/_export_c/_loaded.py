@@ -66,7 +66,9 @@ class Side:
             return self._rounds(x).to(self.dtype)
         scaled = x.double() * self._scale
         if bool(((scaled != scaled.round()) | (scaled < self.format.low) | (scaled > self.format.high)).any()):
-            raise ValueError(f"{owner}: the input has numbers that are none of {self.format}; give these, or {self.dtype}")
+            raise ValueError(
+                f"{owner}: the input has numbers that are none of {self.format}; give these, or {self.dtype}"
+            )
         return scaled.to(self.dtype)
 
     def floats(self, y: Tensor) -> Tensor:

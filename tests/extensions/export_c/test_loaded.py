@@ -90,7 +90,9 @@ def test_numbers_that_a_program_has_not(tmp_path: Path) -> None:
     program = sc.export_c(net, spikes, tmp_path, inputs=sc.quant.Format(0, 0, 1))
     step = program.load(batch=1)
     assert torch.equal(step.run(spikes), outputs(net, spikes))
-    with pytest.raises(ValueError, match=r"numbers that are none of \[0, 1\] / 2\^0 \(0 bits\); give these, or torch.uint8"):
+    with pytest.raises(
+        ValueError, match=r"numbers that are none of \[0, 1\] / 2\^0 \(0 bits\); give these, or torch.uint8"
+    ):
         step.run(spikes * 0.3)
 
 
