@@ -205,7 +205,9 @@ def _add_loop(graph: Graph, loop: Set[str], how: Reading, made: Dict[str, nn.Mod
         raise Refused(f"the output of {start!r} comes back on several ways, {names}; wanted is one")
     name = graph.common_name([start, *chain]) or start
     neuron: Any = _module(start, graph.nodes[start], how)
-    made[name] = Recurrent(neuron, _feedback(graph, chain, how))
+    metadata = graph.nodes[start].metadata
+    detach = isinstance(metadata, dict) and "spikecore_detach" in metadata
+    made[name] = Recurrent(neuron, _feedback(graph, chain, how), detach=detach)
     graph.join([start, *chain], name)
 
 

@@ -33,7 +33,10 @@ from spikecore_nir._neuron_nodes import FORMS, Unsaid, Writing, checked_node_of
 from spikecore_nir.modules import OF_ONE_STEP, Network
 
 #: Names that ``keep`` takes.
-KEEPABLE = tuple("soft_reset no_reset delayed_reset many_spikes initial_state surrogate detach_reset gradient".split())
+KEEPABLE = (
+    *("soft_reset", "no_reset", "delayed_reset", "many_spikes", "initial_state"),
+    *("surrogate", "detach_reset", "gradient", "detach"),
+)
 #: Ways out for other modules.
 _HINTS: Dict[str, str] = {
     "BatchNorm1d": "fold it into the layer before it: torch.nn.utils.fusion.fuse_linear_bn_eval",
@@ -86,11 +89,11 @@ def save(
         they read another network, without an error. The page on NIR has a table of readers.
     discretization: how a reader is meant to make steps, ``"euler"`` as most do or ``"exp"``; kept in the file.
     input_shape: the shape of one sample, without time and batch, such as ``(2, 34, 34)``; None takes it from the first
-        layer, where that is ``nn.Linear``.
+        layer, where that is ``nn.Linear``, or a ``Delay`` of one.
     keep: what NIR cannot say is refused, unless it is named here. Then the graph is written without it, with one
         warning, and it is kept as metadata, which :func:`load` alone reads: ``"soft_reset"``, ``"no_reset"``,
         ``"delayed_reset"``, ``"many_spikes"``, ``"initial_state"``, ``"surrogate"`` (any but the default),
-        ``"detach_reset"``, ``"gradient"`` (of spike times).
+        ``"detach_reset"``, ``"gradient"`` (of spike times), ``"detach"`` (of what comes back within Recurrent).
     formats: of a prepared network, ``net, formats = sc.quant.plain(net)``, whose weights are on their grids. They are
         kept as metadata, ``"spikecore_formats"``, and what is loaded computes in floats.
 
@@ -194,8 +197,9 @@ def _input_shape(graph: Graph, shape: Optional[Sequence[int]]) -> Tuple[int, ...
             raise ValueError(f"input_shape={shape!r} must be sizes without time and batch, as in (2, 34, 34)")
         return tuple(shape)
     first: Any = next((call.module for call in graph.calls if call.module is not None), None)
-    if isinstance(first, nn.Linear):
-        return (first.weight.shape[1],)
+    linear = first.linear if isinstance(first, Delay) else first
+    if isinstance(linear, nn.Linear):
+        return (linear.weight.shape[1],)
     what = "no layer" if first is None else f"the first layer, {type(first).__name__}"
     raise ValueError(
         f"the shape of a sample does not follow from {what}; give it without time and batch, as in "
@@ -386,6 +390,10 @@ class Drawn:
             parts["linear"] = WRITERS[type(linear)](linear, place)
         else:
             raise ValueError(f"{owner}: its feedback, {type(linear).__name__}, is no node of NIR; give one layer")
+        if module.detach:
+            parts["neuron"].metadata = {**parts["neuron"].metadata, "spikecore_detach": 1}
+            said = "feeds back with detach=True, a rule for gradients that NIR has no word for"
+            self.to.unsaid.append((name, Unsaid("detach", said)))
         return self._subgraph(name, of, parts, of.shape, back="neuron")
 
 

@@ -5,7 +5,8 @@ and where a new attribute of a neuron is set.
 
 A misspelt attribute, or one of another library, would be kept by Python and change nothing. Where the name tells what
 is meant, a neuron of spikecore refuses it: the name of a state, one that another library has for ours, or one that is
-close to one of ours. Any other name, and a class of the user's own, is as free as in every module.
+close to one of ours. Any other name is free for data, but not for a module or a parameter, which nothing would call or
+learn. A class of the user's own is as free as every module.
 """
 
 from __future__ import annotations
@@ -178,10 +179,12 @@ def hint(name: str, names: Iterable[str]) -> str:
     return f"did you mean {lowered[close[0]]!r}? " if close else ""
 
 
-def _of_neuron(module: nn.Module, name: str) -> str:
-    """Hint that the neuron within a ``Recurrent`` or a ``NormNeuron`` has this name; "" if it has not."""
-    names: Collection[str] = getattr(module._modules.get("neuron"), "_own_names", tuple)()
-    return f"its neuron has it: module.neuron.{name}" if name in names else ""
+def _of_part(module: nn.Module, name: str) -> str:
+    """Hint that a part, such as the neuron within a ``Recurrent``, has this name; "" if none has."""
+    for part, inner in module._modules.items():
+        if name in (*getattr(inner, "_own_names", tuple)(), *getattr(inner, "_parameters", ())):
+            return f"its {part} has it: module.{part}.{name}. "
+    return ""
 
 
 def missing_in(module: str, name: str) -> str:
@@ -221,18 +224,25 @@ def hint_of_value(name: str, value: Any) -> str:
 
 def check_new(module: nn.Module, name: str, value: Any, names: Collection[str]) -> None:
     """Raise AttributeError for a new attribute of the module whose name says that another one is meant."""
-    cls = type(module)
-    if name in names or cls.__module__.partition(".")[0] != "spikecore":
-        return
     if name in getattr(module, "states", ()):
-        meant = f"it is {_STATE}. "
+        _refuse(module, name, f"it is {_STATE}. ", names)
     elif name in PEERS or not isinstance(value, (Tensor, nn.Module)):
-        of_neuron = _of_neuron(module, name)
-        meant = f"{of_neuron}. " if of_neuron else hint(name, names)
-    else:  # anybody may add tensors and modules
-        return
-    if meant:
+        meant = _of_part(module, name) or hint(name, names)
+        if meant:
+            _refuse(module, name, meant, names)
+
+
+def check_part(module: nn.Module, name: str, names: Collection[str]) -> None:
+    """Raise AttributeError for a module or a parameter that is new, and none of these names."""
+    if not (name.startswith("_") or name in module._modules or name in module._parameters):
+        _refuse(module, name, _of_part(module, name) or hint(name, names), names)
+
+
+def _refuse(module: nn.Module, name: str, meant: str, names: Collection[str]) -> None:
+    cls = type(module)
+    if name not in names and cls.__module__.partition(".")[0] == "spikecore":
         raise AttributeError(
-            f"{cls.__name__} has no attribute {name!r}, and setting it would change nothing; {meant}There are: "
-            f"{', '.join(names)}. For data of your own use a name that begins with an underscore, or your own class"
+            f"{cls.__name__} has no attribute {name!r}, and setting it would change nothing{'; ' if meant else '. '}{meant}"
+            f"There are: {', '.join(names) or 'none'}. For data of your own use a name that begins with an underscore, "
+            "or your own class"
         )

@@ -20,7 +20,7 @@ from spikecore.core import checkpoints, checks, parameters, ranges, vectors
 from spikecore.core.call import call
 from spikecore.core.dispatch import Dispatch, ask, request
 from spikecore.core.state import Stateful
-from spikecore.lang import Program, Vector, ops, spike_times
+from spikecore.lang import Program, TraceError, Vector, ops, spike_times
 from spikecore.lang.transform import Transform
 from spikecore.plugins.selection import Resolved, asked_in_words, capture
 from spikecore.surrogate import ATan, Surrogate
@@ -186,8 +186,15 @@ class Neuron(Stateful):
         """One step: ``(x, states, parameters) -> (output or tuple of outputs, next states)``, in the language."""
         raise NotImplementedError(f"{type(self).__name__} must define dynamics(self, x, s, p)")
 
-    def spike(self, u: Any, strict: bool = False, surrogate: Optional[Surrogate] = None) -> Any:
-        """1 where ``u >= 0`` (``u > 0`` if ``strict``), else 0; its derivative is the surrogate: see `sc.ops.spike`."""
+    def spike(self, u: Any, *others: Any, strict: bool = False, surrogate: Optional[Surrogate] = None) -> Any:
+        """1 where ``u >= 0`` (``u > 0`` if ``strict``), else 0; its derivative is the surrogate: see `sc.ops.spike`.
+        TraceError for more values, such as a threshold: write ``self.spike(v - threshold)``.
+        """
+        if others:
+            raise TraceError(
+                f"{type(self).__name__}: self.spike takes one value, and fires where it is 0 or more; write "
+                "self.spike(v - threshold), and strict=... and surrogate=... by name"
+            )
         return ops.spike(u, self.surrogate if surrogate is None else surrogate, strict)
 
     @property

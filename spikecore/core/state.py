@@ -38,7 +38,23 @@ FOR_AUTHORS = frozenset(
 )
 
 
-class Stateful(nn.Module):
+class Closed(nn.Module):
+    """A layer of spikecore, which takes no module and no parameter that nothing would read; a user's subclass does."""
+
+    #: Names of the modules and parameters that its constructor sets.
+    _parts: ClassVar[Tuple[str, ...]] = ()
+
+    def _own_names(self) -> Collection[str]:
+        """Attributes that are for others to set."""
+        return self._parts
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if isinstance(value, (nn.Module, nn.Parameter)) and name not in self._own_names():
+            misnamed.check_part(self, name, self._own_names())
+        super().__setattr__(name, value)
+
+
+class Stateful(Closed):
     """A module with state over time.
 
     step: ``"multi"`` (input ``[T, *N]``) or ``"single"`` (input ``[*N]``).
@@ -120,8 +136,7 @@ class Stateful(nn.Module):
         return ()
 
     def _own_names(self) -> Collection[str]:
-        """Attributes that are for others to set."""
-        return tuple(self.configuration)
+        return (*self._parts, *self.configuration)
 
     if TYPE_CHECKING:  # a parameter may be a number, which nn.Module's own annotation leaves out
 
@@ -246,7 +261,7 @@ def carry_no_more(module: Stateful) -> None:
         keep(module, None)
 
 
-class Stepped(nn.Module):
+class Stepped(Closed):
     """A module whose input is ``[T, ...]`` with ``step="multi"``, and that of one step with ``step="single"``."""
 
     #: Reason why this module takes no single steps, and the way out; "" if it does.

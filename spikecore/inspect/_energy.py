@@ -30,28 +30,35 @@ E_MAC, E_AC = 4.6, 0.9
 
 @dataclass(frozen=True)
 class Operations:
-    """Operations of one layer, over the batch and all time steps.
+    """Operations of one layer per sample, over all time steps: means over the batch.
 
     ``macs``: multiply-accumulates, products of two numbers of which neither is a spike. ``acs``: accumulates, additions
     for spikes and in average pooling. ``products``, ``sums``: those that the layer has for whatever input, of products
-    and of average pooling. ``energy``, ``twin``: picojoules per sample, of this layer and of its ReLU twin.
+    and of average pooling. ``energy``, ``twin``: picojoules of this layer and of its ReLU twin.
     """
 
     name: str
     kind: str
-    macs: int
-    acs: int
-    products: int
-    sums: int
+    macs: float
+    acs: float
+    products: float
+    sums: float
     energy: float
     twin: float
 
-    def cells(self, samples: int) -> Tuple[str, ...]:
-        """The row of a table, per sample."""
+    def cells(self) -> Tuple[str, ...]:
+        """The row of a table."""
         there, done = self.products + self.sums, self.macs + self.acs
-        part = f"{100 * done / max(1, there):.1f} %" if self.kind else ""
-        counts = (_amount(self.macs / samples), _amount(self.acs / samples))
-        return (self.name or "(net)", self.kind, *counts, part, _joules(self.energy), _joules(self.twin))
+        part = f"{100 * done / (there or 1):.1f} %" if self.kind else ""
+        return (
+            self.name or "(net)",
+            self.kind,
+            _amount(self.macs),
+            _amount(self.acs),
+            part,
+            _joules(self.energy),
+            _joules(self.twin),
+        )
 
 
 @dataclass(frozen=True)
@@ -74,14 +81,14 @@ class Energy(Report):
     silent: Tuple[str, ...] = ()
 
     @property
-    def macs(self) -> int:
-        """Multiply-accumulates of all layers, over the batch."""
-        return sum(layer.macs for layer in self.layers)
+    def macs(self) -> float:
+        """Multiply-accumulates of all layers, per sample."""
+        return math.fsum(layer.macs for layer in self.layers)
 
     @property
-    def acs(self) -> int:
-        """Accumulates of all layers, over the batch."""
-        return sum(layer.acs for layer in self.layers)
+    def acs(self) -> float:
+        """Accumulates of all layers, per sample."""
+        return math.fsum(layer.acs for layer in self.layers)
 
     @property
     def energy(self) -> float:
@@ -103,7 +110,7 @@ class Energy(Report):
             "pJ an AC; computed: MACs and ACs of all that the layer has, above 100 % where spikes are multiples",
             f"ReLU twin: the same layers {how}, every product a MAC",
         )
-        return Table(_HEADINGS, [layer.cells(self.samples) for layer in rows], 2, lines, title=self._title())
+        return Table(_HEADINGS, [layer.cells() for layer in rows], 2, lines, title=self._title())
 
     def _title(self) -> str:
         """Reading of the input, behind what makes the numbers worthless."""
@@ -183,10 +190,11 @@ def energy(net: nn.Module, x: Any, *, e_mac: float = E_MAC, e_ac: float = E_AC) 
     shape = tensors[0].shape
     time = None if makes_time(net) else dimension_of_time(shape, steps, samples)
     rows = []
-    for (name, kind), (products, sums, macs, acs, *once) in counting.totals.items():
+    for (name, kind), totals in counting.totals.items():
+        products, sums, macs, acs, *once = [total / samples for total in totals]
         # the twin computes once what is computed once for all steps, and so the rest, if the input has no time
         twin = [(total - part) / (steps if time is None else 1) + part for total, part in zip((products, sums), once)]
-        costs = [(e_mac * first + e_ac * second) / samples for first, second in ((macs, acs), twin)]
+        costs = [e_mac * first + e_ac * second for first, second in ((macs, acs), twin)]
         rows.append(Operations(name, kind, macs, acs, products, sums, *costs))
     read = input_as_read(shape, steps, time)
     silent = tuple(layer.name or "(net)" for layer in called if layer.rate == 0)

@@ -59,6 +59,13 @@ INSTEAD = {
     "clamp_max": "sc.ops.minimum(x, high)",
 }
 
+#: Functions of torch that are products with a matrix, or convolutions.
+_OF_LAYERS = ("linear", "matmul", "mm", "mv", "bmm", "addmm", "einsum", "conv1d", "conv2d", "conv3d")
+_LAYERS = (
+    "a step is that of one neuron: put the layer before the neuron, and for last outputs that come back through it "
+    "write sc.Recurrent(neuron, nn.Linear(C, C))"
+)
+
 #: Methods of tensors that change the dtype.
 CASTS = ("float", "double", "half", "bfloat16", "to", "type", "type_as")
 
@@ -175,6 +182,8 @@ _SEE_OPS = "see sc.ops for what there is"
 
 def _instead(name: str) -> str:
     """Replacement of torch's or NumPy's function of this name, for messages."""
+    if name in _OF_LAYERS:
+        return _LAYERS
     if name in INSTEAD:
         return f"write {INSTEAD[name]}"
     op = FROM_TORCH.get(name)
@@ -248,7 +257,7 @@ class Expr:
     __call__ = _refuse("calling a traced value", "it is a number per neuron and no function; is an operator missing?")
     __divmod__ = __rdivmod__ = _refuse("divmod", "write q = sc.ops.floor(a / b) and a - b * q")
     __floordiv__ = __rfloordiv__ = _refuse("the operator //", "write sc.ops.floor(a / b)")
-    __matmul__ = __rmatmul__ = _refuse("the operator @", "put a layer before the neuron")
+    __matmul__ = __rmatmul__ = _refuse("the operator @", _LAYERS)
     __xor__ = __rxor__ = _refuse("the operator ^", "write (a & ~b) | (~a & b)")
     __lshift__ = __rlshift__ = __rshift__ = __rrshift__ = _refuse("a shift operator", _SEE_OPS)
 
@@ -282,7 +291,7 @@ class Expr:
         if any(isinstance(arg, Elements) for arg in args):
             return NotImplemented
         name = getattr(func, "__name__", str(func))
-        for arg in args:
+        for arg in () if name.strip("_") in _OF_LAYERS else args:
             if not isinstance(arg, Expr) and hasattr(arg, "__torch_function__"):
                 lift(arg, f"argument of torch.{name}")
         # __add__ means add; add_ is in-place in torch, and is not looked up as add

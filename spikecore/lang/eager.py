@@ -197,6 +197,8 @@ def _derivative(surrogate: Any) -> Node:
 
 
 def _spike(u: Any, surrogate: Surrogate, strict: bool) -> Any:
+    if not isinstance(strict, bool):
+        raise TypeError(f"spike: strict={strict!r} must be True or False; a threshold is subtracted: v - threshold")
     if not callable(getattr(surrogate, "derivative", None)) or isinstance(surrogate, type):
         raise TypeError(f"spike: surrogate={surrogate!r} must be a surrogate, such as sc.surrogate.ATan(alpha=2.0)")
     # a traced program has parameters for the surrogate's numbers; computed now, they are the numbers themselves

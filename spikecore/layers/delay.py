@@ -87,6 +87,7 @@ class Delay(Stateful):
     with Learnable Spacings. ICLR 2024.
     """
 
+    _parts = ("linear", *PARAMS, "max_delay", "learn")
     max_delay: int
     learn: Tuple[str, ...]
     linear: Any
@@ -326,9 +327,6 @@ class Delay(Stateful):
     def _check_shape(self, name: str, value: Tensor, shape: Any) -> None:
         if value.shape != shape:
             raise ValueError(f"Delay: {name} has shape {list(value.shape)}, wanted is {list(shape)} or one number")
-
-    def _own_names(self) -> Collection[str]:
-        return (*super()._own_names(), *PARAMS, "linear", "max_delay", "learn")
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in ("max_delay", "learn", "anneal") and name in self.__dict__:

@@ -169,9 +169,16 @@ class Recurrent(Stateful):
             _check_past(self.neuron, value)
         if name in ("into", "output", "given") and name in self.__dict__:
             raise AttributeError(f"Recurrent: {name} is fixed when a Recurrent is made; make a new one")
-        if name == "detach" and "feedbacks" in self.__dict__.get("_modules", ()):
-            raise ValueError("Recurrent: of a list each Feedback has its detach; set it there, net.feedbacks[0].detach")
+        if name in ("detach", "linear") and "feedbacks" in self.__dict__.get("_modules", ()):
+            of = "detach" if name == "detach" else "module"
+            raise ValueError(f"Recurrent: of a list each Feedback has its {of}; set it there, net.feedbacks[0].{of}")
         super().__setattr__(name, value)
+
+    def _own_names(self) -> Collection[str]:
+        ways = [
+            name for name, other in (("linear", "feedbacks"), ("feedbacks", "linear")) if other not in self._modules
+        ]
+        return (*super()._own_names(), "neuron", *ways)
 
     @property
     def several(self) -> bool:

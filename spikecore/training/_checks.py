@@ -7,7 +7,7 @@ import inspect
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Iterator, List
+from typing import Any, Iterator, List, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -36,6 +36,8 @@ _BY_ELEMENT = (
 )
 #: Losses of torch on outputs ``[B, C]`` and classes ``[B]``.
 _OF_CLASSES = (nn.CrossEntropyLoss, nn.MultiMarginLoss, nn.NLLLoss, F.cross_entropy, F.multi_margin_loss, F.nll_loss)
+#: Losses of spikes.
+_OF_SPIKES = (losses.ce_count, losses.ce_temporal, losses.first_spike, losses.mse_count, losses.mse_temporal)
 #: Words on neurons of single steps that get all of them.
 _SINGLE = (
     "The neurons have step='single': a call is one time step, and they take all of inputs for it. For calls of all "
@@ -171,6 +173,7 @@ def of_first_step(
     """Warnings after the first step."""
     calls = [call for call in calls if call.step]
     texts = (
+        _of_parameters(net, optimizer),
         _of_decay(net, optimizer),
         _of_time(net, calls, inputs, outputs, targets),
         _of_places(calls),
@@ -180,6 +183,27 @@ def of_first_step(
         _of_values(loss, outputs, targets),
     )
     return [text for text in texts if text]
+
+
+def _of_parameters(net: nn.Module, optimizer: Any) -> str:
+    """Parameters of the network that the optimiser lacks, where it holds others that the network has not."""
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    named = dict(unwrapped(net).named_parameters())
+    left_out = [name for name, parameter in named.items() if parameter.requires_grad and id(parameter) not in held]
+    others = len(held - set(map(id, named.values())))
+    if not (left_out and others):
+        return ""
+    return (
+        f"{type(optimizer).__name__} does not hold {listed(left_out)}, and holds {others} parameters that the "
+        "network has not: it seems to have been made before a layer was replaced, and these are not trained. Make it after all "
+        "layers are there. If they shall stay, set requires_grad=False on them"
+    )
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first three of these names, and how many more there are."""
+    rest = len(names) - 3
+    return f"{', '.join(names[:3])}{f' and {rest} more' if rest > 0 else ''}"
 
 
 def _of_decay(net: nn.Module, optimizer: Any) -> str:
@@ -195,12 +219,11 @@ def _of_decay(net: nn.Module, optimizer: Any) -> str:
     }
     if not decayed:
         return ""
-    names, rest = list(decayed)[:3], len(decayed) - 3
+    decay = next(iter(decayed.values()))
     return (
-        f"{type(optimizer).__name__} decays {', '.join(names)}{f' and {rest} more' if rest > 0 else ''}: "
-        f"weight_decay={decayed[names[0]]:g} pulls these towards 0, most of all where a layer is silent and has no "
-        "gradient. Give the optimiser sc.functional.parameter_groups(net, weight_decay=...), which leaves out what is "
-        "no weight. If they shall decay, this is right"
+        f"{type(optimizer).__name__} decays {listed([*decayed])}: weight_decay={decay:g} pulls these towards 0, most of "
+        "all where a layer is silent and has no gradient. Give the optimiser sc.functional.parameter_groups(net, "
+        "weight_decay=...), which leaves out what is no weight. If they shall decay, this is right"
     )
 
 
@@ -334,6 +357,13 @@ def _of_values(loss: Any, outputs: Any, targets: Any) -> str:
                 "membrane is the output of sc.LI() as the last layer, or trace['v'] of spk, state, trace = "
                 "lif.run(x, record=('v',)); a loss of spikes is spikecore.losses.ce_count"
             )
+    # whole numbers below 0 are spikes of sc.TernaryLIF
+    if kind in _OF_SPIKES and _is_readable(outputs) and bool(((outputs < 0) & (outputs != outputs.round())).any()):
+        return (
+            f"loss={kind.__name__} is one of spikes, and outputs are negative, as membrane potentials are. Losses of "
+            "potentials, such as those of sc.LI(), are spikecore.losses.ce_max_membrane, ce_rate and mse_membrane. If "
+            "potentials shall count as spikes do, this is right"
+        )
     if kind not in _BY_ELEMENT or outputs.ndim != targets.ndim + 1:
         return ""
     return (

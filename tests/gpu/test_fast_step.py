@@ -40,7 +40,7 @@ def _batch(i):
     return 4 * torch.rand(16, 12, generator=generator), torch.randint(3, (16,), generator=generator)
 
 
-def _trained(net, optimizer, options, loss=sc.losses.ce_count, steps=10, schedule=None):
+def _trained(net, optimizer, options, loss=sc.losses.ce_rate, steps=10, schedule=None):
     torch._dynamo.reset()
     step = sc.training_model(net, loss, optimizer, options=options)
     rates = schedule(optimizer) if schedule else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -44,12 +45,20 @@ def convolved(x: torch.Tensor, layer: nn.Conv2d) -> tuple:
 CONVOLUTIONS = [{}, {"padding": (2, 1), "stride": (2, 3)}, {"padding": 2, "dilation": 2, "groups": 2}]
 
 
+def counted(net, x, **energies):
+    """The result with the counts of the batch, whole numbers, in place of those per sample."""
+    found = sc.energy(net, x, **energies)
+    names = ("macs", "acs", "products", "sums")
+    rows = [{name: round(getattr(row, name) * found.samples) for name in names} for row in found.layers]
+    return replace(found, layers=tuple(replace(row, **counts) for row, counts in zip(found.layers, rows)))
+
+
 @pytest.mark.parametrize("how", CONVOLUTIONS, ids=str)
 @pytest.mark.parametrize("x", [spikes(2, 4, 7, 8), image(2, 4, 7, 8)], ids=["spikes", "image"])
 def test_convolutions(x: torch.Tensor, how: dict) -> None:
     """Padding makes no products, at edges or within strides; spikes are accumulates, an image multiply-accumulates."""
     layer = nn.Conv2d(4, 8, (3, 2), **how)
-    found = sc.energy(layer, x)
+    found = counted(layer, x)
     asked, every = convolved(x, layer)
     (row,) = found.layers
     assert ((row.acs, row.macs) if bool((x == x.bool()).all()) else (row.macs, row.acs)) == (asked, 0)
@@ -66,14 +75,14 @@ def test_transposed_and_other_convolutions():
     for y, z in x.nonzero()[:, 2:].tolist():
         reached = [(2 * y - 1 + i, 2 * z - 1 + j) for i in range(3) for j in range(3)]
         asked += 3 * sum(0 <= r < height and 0 <= s < width for r, s in reached)
-    assert sc.energy(layer, x).acs == asked
+    assert counted(layer, x).acs == asked
     line = nn.Conv1d(3, 5, 4, padding=2)
     x = spikes(2, 3, 9)
     padded = nn.functional.pad(x, (2, 2)).unfold(2, 4, 1)
-    assert sc.energy(line, x).acs == 5 * int(padded.sum())
+    assert counted(line, x).acs == 5 * int(padded.sum())
     cube = nn.Conv3d(2, 3, 2)
     x = spikes(1, 2, 4, 4, 4)
-    assert sc.energy(cube, x).acs == 3 * int(x.unfold(2, 2, 1).unfold(3, 2, 1).unfold(4, 2, 1).sum())
+    assert counted(cube, x).acs == 3 * int(x.unfold(2, 2, 1).unfold(3, 2, 1).unfold(4, 2, 1).sum())
 
 
 def test_linear_layers_and_sparse_inputs():
@@ -81,13 +90,13 @@ def test_linear_layers_and_sparse_inputs():
     layer = nn.Linear(6, 5)
     layer.weight.data[0] = 0
     x = spikes(4, 3, 6)
-    found = sc.energy(layer, x, e_mac=2.0, e_ac=0.5)
+    found = counted(layer, x, e_mac=2.0, e_ac=0.5)
     assert (found.macs, found.acs, found.layers[0].products) == (0, 5 * int(x.sum()), 5 * x.numel())
     assert found.energy == pytest.approx(0.5 * 5 * int(x.sum()) / 4)
     assert found.twin == pytest.approx(2.0 * 5 * x.numel() / 4)
     x = image(4, 3, 6)
-    assert (sc.energy(layer, x).macs, sc.energy(layer, x).acs) == (5 * int((x != 0).sum()), 0)
-    assert sc.energy(layer, torch.zeros(4, 6)).energy == 0
+    assert (counted(layer, x).macs, counted(layer, x).acs) == (5 * int((x != 0).sum()), 0)
+    assert counted(layer, torch.zeros(4, 6)).energy == 0
 
 
 class Uses(nn.Module):
@@ -176,10 +185,10 @@ def test_a_weight_is_one_however_it_is_used(way: str) -> None:
     """
     use, times = USES[way]
     x = spikes(4, 3, 6)
-    found = sc.energy(Uses(use), x)
+    found = counted(Uses(use), x)
     assert (found.macs, found.acs) == (0, times * 6 * int(x.sum()))
     x = image(4, 3, 6)
-    found = sc.energy(Uses(use), x)
+    found = counted(Uses(use), x)
     assert (found.macs, found.acs) == (times * 6 * int((x != 0).sum()), 0)
     assert sum(layer.products for layer in found.layers) == times * 6 * x.numel()
 
@@ -205,15 +214,15 @@ def test_products_of_attention():
     asked = int(scores.sum())
     for b, n, m, d in itertools.product(range(2), range(5), range(5), range(3)):
         asked += int(scores[b, n, m] != 0 and v[b, m, d] != 0)
-    found = sc.energy(Attention(), (q, k, v))
+    found = counted(Attention(), (q, k, v))
     assert (found.macs, found.acs) == (0, asked)
     assert found.layers[0].products == 2 * (2 * 5 * 5 * 3)
     numbers = image(2, 5, 3)
-    found = sc.energy(Attention(), (numbers, numbers, numbers))
+    found = counted(Attention(), (numbers, numbers, numbers))
     first = int(((numbers != 0).float() @ (numbers != 0).float().transpose(-2, -1)).sum())
     both = (numbers @ numbers.transpose(-2, -1) != 0).float()
     assert (found.macs, found.acs) == (first + int((both @ (numbers != 0).float()).sum()), 0)
-    assert len(sc.energy(Attention(mixed=True), (q, k, v)).layers) == 1
+    assert len(counted(Attention(mixed=True), (q, k, v)).layers) == 1
     if not hasattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu"):
         return  # an older torch computes it by products, which are counted
     with pytest.raises(
@@ -239,7 +248,7 @@ def test_average_pooling_adds_and_its_scale_is_folded():
             for r in range(rows)
             for c in range(columns)
         ]
-        found = sc.energy(pool, x)
+        found = counted(pool, x)
         assert (found.macs, found.acs) == (0, sum(int(window.sum()) for window in windows))
         assert found.twin == pytest.approx(0.9 * found.layers[0].sums / 2)
     pool = nn.AdaptiveAvgPool2d((4, 3))
@@ -248,11 +257,11 @@ def test_average_pooling_adds_and_its_scale_is_folded():
         for i in range(4)
         for j in range(3)
     ]
-    assert sc.energy(pool, x).acs == sum(int(x[:, :, list(r)][..., list(c)].sum()) for r, c in places)
-    assert sc.energy(nn.AdaptiveAvgPool2d(1), x).acs == int(x.sum())
-    assert sc.energy(nn.MaxPool2d(2), x).layers == ()
+    assert counted(pool, x).acs == sum(int(x[:, :, list(r)][..., list(c)].sum()) for r, c in places)
+    assert counted(nn.AdaptiveAvgPool2d(1), x).acs == int(x.sum())
+    assert counted(nn.MaxPool2d(2), x).layers == ()
     net = nn.Sequential(nn.AvgPool2d(2), nn.Conv2d(3, 4, 1))
-    found = sc.energy(net, x)
+    found = counted(net, x)
     assert found.layers[1].acs == 4 * int(x[..., :6].sum())
     assert found.macs == 0
 
@@ -288,10 +297,10 @@ def test_a_connection_has_one_delay_however_it_is_called(called: type, samples: 
     """One product for each connection and step, not one for each lag; a spike that arrives behind the end is none."""
     steps, layer, x = 7, sc.Delay(nn.Linear(6, 4), 3, sigma=1.0), spikes(7, samples, 6)
     asked = sum(int(x[: steps - lag, :, j].sum()) for row in layer.whole.tolist() for j, lag in enumerate(row))
-    (row,) = sc.energy(called(layer), x).layers
+    (row,) = counted(called(layer), x).layers
     assert (row.kind, row.products, row.acs, row.macs) == ("Delay", x.numel() * 4, asked, 0)
     fed = sc.Recurrent(sc.LIF(threshold=0.1), sc.Delay(nn.Linear(6, 6), 3, sigma=1.0))
-    (row,) = sc.energy(called(fed), x).layers
+    (row,) = counted(called(fed), x).layers
     assert (row.kind, row.products) == ("Recurrent", x.numel() * 6)
 
 
@@ -307,7 +316,7 @@ def test_a_network_over_time_and_its_twin():
     with sc.monitor(net, spikes=True) as seen:
         net(x)
     net.train()
-    found = sc.energy(net, x)
+    found = counted(net, x)
     assert (found.samples, found.steps) == (3, 4)
     rows = {row.name: row for row in found.layers}
     assert list(rows) == ["0", "3.module.0", "6", "7.linear"]
@@ -357,7 +366,7 @@ def test_the_table_says_what_was_counted():
     text = str(found)
     assert text.splitlines()[0] == "input 4x1000, read as [B, ...]: B=4 samples, without time"
     assert text.splitlines()[2].split() == ["layer", "kind", "MACs", "ACs", "computed", "energy", "ReLU", "twin"]
-    assert f"{found.macs / 4000:.2f} k" in text
+    assert f"{found.macs / 1000:.2f} k" in text
     assert "230.00 nJ" in text
     assert "4.6 pJ a MAC, 0.9 pJ an AC" in text
     assert "<td>230.00 nJ</td>" in found._repr_html_()

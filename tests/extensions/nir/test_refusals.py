@@ -36,6 +36,7 @@ LOSSY = {
     ),
     "start": (lambda: sc.Synaptic(v_reset=0.5), "initial_state", "starts at v_reset and leaks to 0"),
     "many": (lambda: sc.nir.NIRLIF(reset="soft", many=True), "many_spikes", "may fire several spikes in a step"),
+    "detach": (lambda: sc.Recurrent(sc.LIF(), nn.Linear(4, 4), detach=True), "detach", "feeds back with detach=True"),
     "threshold": (
         lambda: sc.nir.Threshold(surrogate=sc.surrogate.Sigmoid()),
         "surrogate",

@@ -14,7 +14,9 @@ from spikecore.layers import TimeBatched
 
 nir = pytest.importorskip("nir", reason="the package nir, which needs Python 3.10, is not installed")
 #: What NIR cannot say and these networks have.
-LOSSY = tuple("soft_reset delayed_reset surrogate detach_reset gradient no_reset initial_state many_spikes".split())
+LOSSY = tuple(
+    "soft_reset delayed_reset surrogate detach_reset gradient no_reset initial_state many_spikes detach".split()
+)
 
 
 def _both(net, other, x):
@@ -101,7 +103,7 @@ def _dense(draw, lossy):
             back = nn.Linear(after, after, bias=draw.random() < 0.5)
             if draw.random() < 0.5:
                 back = sc.Delay(back, 3, delay=2.0, per="input", learn=())
-            neuron = sc.Recurrent(neuron, back)
+            neuron = sc.Recurrent(neuron, back, detach=lossy and draw.random() < 0.5)
         layers.append(neuron)
         width = after
     return nn.Sequential(*layers)
@@ -131,8 +133,9 @@ def test_random_networks_come_back_bit_for_bit(seed: int, tmp_path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore" if lossy else "error", UserWarning)
         warnings.filterwarnings("ignore", "sc.nir.save: nir.read refuses this file")  # a kernel that is no square
-        options = {"keep": LOSSY} if lossy else {}
-        loaded = _trip(net, tmp_path / "net.nir", discretization=way, input_shape=x.shape[2:], **options)
+        # without a shape it is that of nn.Linear, or of a Delay of one
+        options = {"keep": LOSSY if lossy else (), "input_shape": x.shape[2:] if spatial else None}
+        loaded = _trip(net, tmp_path / "net.nir", discretization=way, **options)
     _same(net, loaded, x)
     state = loaded.state_dict()
     assert {name: value for name, value in net.state_dict().items() if not torch.equal(value, state[name])} == {}

@@ -126,7 +126,9 @@ class TestNames:
     def test_torch_sets_its_own(self):
         """Parameters, modules, buffers, parametrisations, hooks and quantisation of torch work."""
         lif = sc.LIF(learn=("tau",))
-        lif.gate, lif.scale, lif.mask = nn.Linear(1, 1), nn.Parameter(torch.ones(1)), torch.ones(1)
+        lif.add_module("gate", nn.Linear(1, 1))
+        lif.register_parameter("scale", nn.Parameter(torch.ones(1)))
+        lif.mask = torch.ones(1)
         assert {"gate", "scale"} <= {name.split(".")[0] for name, _ in lif.named_parameters()}
         parametrize.register_parametrization(lif, "tau", nn.Softplus(), unsafe=True)
         lif(torch.rand(2, 3))
@@ -135,6 +137,50 @@ class TestNames:
         torch.ao.quantization.propagate_qconfig_(net, {"": torch.ao.quantization.default_qconfig})
         assert net[1].qconfig is not None
         torch.func.functional_call(net, dict(net.named_parameters()), torch.rand(2, 1, 3))
+
+
+class TestModules:
+    """A module or a parameter that nothing would read is refused by a layer of spikecore; a user's own class has it."""
+
+    @pytest.mark.parametrize(
+        ("make", "name", "text"),
+        [
+            (sc.LIF, "recurrent", "There are: tau, threshold"),
+            (lambda: sc.Recurrent(sc.LIF(), nn.Identity()), "module", "There are: .*, neuron, linear"),
+            (lambda: sc.Recurrent(sc.LIF(), nn.Identity()), "V", r"sc\.Recurrent\(neuron, linear\)"),
+            (lambda: sc.layers.Feedback(nn.Identity()), "linear", "There are: module, into"),
+            (lambda: sc.Delay(nn.Linear(3, 3), 2), "weight", r"its linear has it: module\.linear\.weight"),
+            (lambda: sc.Delay(nn.Linear(3, 3), 2), "module", "There are: linear, delay"),
+            (lambda: sc.layers.SpikingLSTM(3, 3), "linear_hh", "There are: linear, recurrent"),
+            (lambda: sc.layers.TimeBatched(nn.Flatten()), "body", "There are: module"),
+            (lambda: sc.layers.NormNeuron(nn.BatchNorm1d(3), sc.LIF()), "bn", "(There are: norm|has no tensor)"),
+            (lambda: sc.layers.PSN(3), "linear", "There are: fire, weight, bias"),
+        ],
+    )
+    @pytest.mark.parametrize("value", [nn.Linear(3, 3), nn.Parameter(torch.ones(3, 3))], ids=["module", "parameter"])
+    def test_a_new_one_is_refused(self, make, name, value, text):
+        with pytest.raises(AttributeError, match=text):
+            setattr(make(), name, value)
+
+    def test_those_that_are_read_may_be_set(self):
+        linear = nn.Linear(3, 3)
+        one, several = (sc.Recurrent(sc.LIF(), of) for of in (nn.Identity(), [sc.layers.Feedback(nn.Identity())]))
+        one.linear = several.feedbacks[0].module = linear
+        x = torch.rand(4, 2, 3)
+        assert torch.equal(one(x), several(x))
+        with pytest.raises(
+            ValueError, match=r"each Feedback has its module; set it there, net\.feedbacks\[0\]\.module"
+        ):
+            several.linear = linear
+
+    def test_others_are_free(self):
+        class Own(sc.Recurrent):
+            """A class of the user's."""
+
+        linear = nn.Linear(3, 3)
+        own, lif = Own(sc.LIF(), linear), sc.LIF()
+        own.module = lif._linear = linear
+        assert {*own._modules, *lif._modules} == {"neuron", "linear", "module", "_linear"}
 
 
 class TestCalls:

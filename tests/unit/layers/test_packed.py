@@ -338,7 +338,7 @@ def test_a_step_packs_the_network_that_it_is_given() -> None:
         optimizer = torch.optim.Adam(net.parameters(), 1e-2)
         step = sc.training_model(
             net,
-            sc.losses.ce_count,
+            sc.losses.ce_rate,
             optimizer,
             options=sc.TrainingOptions(autocast=HALF, pack_spikes=pack, channels_last=True),
         )

@@ -223,7 +223,7 @@ def labelled(i: int) -> Any:
 
 def trained_mlp(net: nn.Module, options: Any = None, steps: int = 7, change: Any = None, kind: Any = None) -> Any:
     optimizer = kind(net.parameters()) if kind else torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
-    made = sc.training_model(net, sc.losses.ce_count, optimizer, options=options)
+    made = sc.training_model(net, sc.losses.ce_rate, optimizer, options=options)
     for i in range(steps):
         made(*labelled(i))
         if change is not None:
@@ -303,7 +303,7 @@ def test_loss_and_update_compiled_by_torch_itself(gpu: Any) -> None:
         torch.manual_seed(0)
         net = nn.Sequential(nn.Linear(6, 3))
         optimizer = torch.optim.SGD(net.parameters(), lr=torch.tensor(0.1), momentum=0.9)
-        made = sc.training_model(net, sc.losses.ce_count, optimizer, options=options)
+        made = sc.training_model(net, sc.losses.ce_rate, optimizer, options=options)
         schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
         for i in range(5):
             made(*labelled(i))

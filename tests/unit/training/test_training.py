@@ -506,6 +506,26 @@ class TestALoopOverTheBatch:
         step_of(net, lambda outputs, y: sc.losses.ce_count(outputs[0], y))(torch.rand(4, 16, 5), labels(16))
 
 
+class TestAStaleOptimiser:
+    """An optimiser that was made before a layer was replaced."""
+
+    def test_it_is_said(self) -> None:
+        net = mlp()
+        optimizer = torch.optim.Adam(net.parameters())
+        net[0] = nn.Linear(5, 8)
+        net.append(nn.Linear(3, 3))
+        said = r"Adam does not hold 0\.weight, 0\.bias, 4\.weight and 1 more, and holds 2 parameters that the network"
+        with pytest.warns(UserWarning, match=said):
+            sc.training_model(net, sc.losses.ce_rate, optimizer)(torch.rand(4, 16, 5), labels(16))
+
+    def test_nothing_is_said_of_others(self) -> None:
+        """Parameters that are left out, and those of a loss, are right."""
+        net, scale = mlp(), nn.Parameter(torch.ones(()))
+        for held in ([net[0].weight], [*net.parameters(), scale]):
+            optimizer = torch.optim.Adam(held)
+            sc.training_model(net, sc.losses.ce_rate, optimizer)(torch.rand(4, 16, 5), labels(16))
+
+
 class TestALossOfSomethingElse:
     """Losses that compute without an error, but something else than meant."""
 
@@ -515,6 +535,14 @@ class TestALossOfSomethingElse:
         with pytest.warns(UserWarning, match=r"_membrane is one of membrane potentials, and all outputs are 0 or 1"):
             step_of(net, loss)(10 * torch.rand(4, 16, 5), labels(16))
         step_of(nn.Sequential(nn.Linear(5, 3), sc.LI()), loss)(torch.rand(4, 16, 5), labels(16))
+
+    @pytest.mark.parametrize(
+        "loss", [sc.losses.ce_count, sc.losses.ce_temporal, functools.partial(sc.losses.mse_count)]
+    )
+    def test_a_loss_of_spikes_gets_membranes(self, loss: Any) -> None:
+        with pytest.warns(UserWarning, match=r"is one of spikes, and outputs are negative, .*\.ce_max_membrane"):
+            step_of(nn.Sequential(nn.Linear(5, 3), sc.LI()), loss)(torch.randn(4, 16, 5), labels(16))
+        step_of(nn.Sequential(nn.Linear(5, 3), sc.TernaryLIF()), loss)(10 * torch.randn(4, 16, 5), labels(16))
 
     @pytest.mark.parametrize("loss", [nn.MSELoss(), F.smooth_l1_loss])
     @pytest.mark.filterwarnings("ignore:Using a target size")
@@ -600,7 +628,7 @@ class TestSingleSteps:
     """``step="single"`` and inputs ``[T, B, ...]``."""
 
     def test_all_steps_taken_for_one_are_said_once(self) -> None:
-        step = step_of(Own("single"), sc.losses.ce_count)
+        step = step_of(Own("single"), sc.losses.ce_rate)
         said = (
             r"^inputs \[4, 16, 5\] for 16 targets are \[T, B, \.\.\.\]\. .*step='single'.*sc\.set_step\(net, 'multi'\)"
         )
@@ -615,9 +643,9 @@ class TestSingleSteps:
 
     def test_nothing_is_said_of_right_ones(self) -> None:
         """A loop over time, one step without time, and as many steps as samples, which prove nothing."""
-        step_of(StepByStep(), sc.losses.ce_count)(torch.rand(4, 16, 5), labels(16))
+        step_of(StepByStep(), sc.losses.ce_rate)(torch.rand(4, 16, 5), labels(16))
         step_of(Own("single"), F.cross_entropy)(torch.rand(16, 5), labels(16))
-        step_of(Own("single"), sc.losses.ce_count)(torch.rand(16, 16, 5), labels(16))
+        step_of(Own("single"), sc.losses.ce_rate)(torch.rand(16, 16, 5), labels(16))
 
 
 class TestPlaces:
@@ -659,7 +687,7 @@ class TestSizesAsTimeConstants:
     def warned(self, first: nn.Module, last: nn.Module) -> List[str]:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            step = step_of(nn.Sequential(nn.Linear(5, 8), first, nn.Linear(8, 12), last), sc.losses.ce_count)
+            step = step_of(nn.Sequential(nn.Linear(5, 8), first, nn.Linear(8, 12), last), sc.losses.ce_rate)
             step(torch.rand(4, 16, 5), labels(16))
             step(torch.rand(4, 16, 5), labels(16))
         return [str(each.message) for each in caught]
@@ -686,7 +714,7 @@ def test_a_neuron_without_a_gradient_is_said_once() -> None:
         return sc.ops.where(s.v + x >= 1.0, 1.0, 0.0), {"v": s.v + x}
 
     mine = type("Mine", (sc.Neuron,), {"states": {"v": 0.0}, "dynamics": dynamics})
-    step = step_of(nn.Sequential(nn.Linear(5, 3), mine(), nn.Linear(3, 3), sc.LI()), sc.losses.ce_count)
+    step = step_of(nn.Sequential(nn.Linear(5, 3), mine(), nn.Linear(3, 3), sc.LI()), sc.losses.ce_rate)
     with pytest.warns(UserWarning, match=r"^1 \(Mine\) passes no gradient .*; write self.spike\(h - 1.0\)") as caught:
         step(torch.rand(4, 16, 5), labels(16))
     assert len(caught) == 1
