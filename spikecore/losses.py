@@ -428,7 +428,10 @@ def _hint_at_targets(name: str, outputs: Tuple[int, ...], targets: Tuple[int, ..
             "batches of sc.DataLoader(..., time_first=True)"
         )
     if targets == (steps, batch):
-        return "; they seem to be [T, B], one class at each step: give targets[0] for one class per sample"
+        return (
+            "; they seem to be [T, B], one class at each step: for a loss of all steps write F.cross_entropy("
+            f"{name}.flatten(0, 1), targets.flatten()); for one class per sample give targets[0]"
+        )
     return ""
 
 

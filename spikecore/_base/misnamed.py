@@ -242,7 +242,7 @@ def _refuse(module: nn.Module, name: str, meant: str, names: Collection[str]) ->
     cls = type(module)
     if name not in names and cls.__module__.partition(".")[0] == "spikecore":
         raise AttributeError(
-            f"{cls.__name__} has no attribute {name!r}, and setting it would change nothing{'; ' if meant else '. '}{meant}"
-            f"There are: {', '.join(names) or 'none'}. For data of your own use a name that begins with an underscore, "
-            "or your own class"
+            f"{cls.__name__} has no attribute {name!r}, and setting it would change nothing{'; ' if meant else '. '}"
+            f"{meant}There are: {', '.join(names) or 'none'}. For data of your own use a name that begins with an "
+            "underscore, or your own class"
         )

@@ -364,6 +364,9 @@ def state(
             raise TypeError(f"{owner}: {what} has {name} of layout {value.layout}; give a dense tensor")
         if value.shape != shape:
             expected = "one time step of the input has" if shape is step_shape else "wanted is"
+            if shape is not step_shape and value.shape[:-1] == tuple(shape[:-1]):
+                sizes = f"{value.shape[-1]}, and not {shape[-1]}"
+                way_out = f"it is of a layer with max_delay, or n of a vector, of {sizes}: give the state of this one"
             raise ValueError(
                 f"{owner}: {what} has {name} of shape {list(value.shape)}, {expected} {list(shape)}; {way_out}"
             )

@@ -220,10 +220,12 @@ def _spread(owner: str, name: str, value: Value, shape: Tuple[int, ...], channel
         return value.view(()), "scalar"
     if value.ndim == 1:
         where = f"dimension channel_dim={channel_dim} of one time step, shape {list(shape)}"
-        raise ValueError(
-            f"{owner}: {name} has {value.shape[0]} values, which does not fit {where}; for one value a step, [T], "
-            f"{_AS_INPUT.format(name)}"
-        )
+        fitting = [at for at, size in enumerate(shape) if size == value.shape[0]]
+        way = f"for one value a step, [T], {_AS_INPUT.format(name)}"
+        if fitting:
+            at = -1 if fitting[-1] == dims - 1 else fitting[-1]
+            way = f"for values along that of this size, give the neuron channel_dim={at}"
+        raise ValueError(f"{owner}: {name} has {value.shape[0]} values, which does not fit {where}; {way}")
     hint = f"; a parameter has no dimension of time: {_AS_INPUT.format(name)}" if value.ndim == dims + 1 else ""
     raise ValueError(
         f"{owner}: {name} of shape {list(value.shape)} does not broadcast to one time step, shape {list(shape)}{hint}"

@@ -11,7 +11,7 @@ from spikecore.core.state import Stepped
 from spikecore.encode import Constant
 from spikecore.graph import DROPOUTS
 from spikecore.inspect._facts import Facts
-from spikecore.inspect._report import Layer
+from spikecore.inspect._report import Layer, listed
 from spikecore.inspect.record import neuron_of
 from spikecore.layers import NormNeuron, fusable
 from spikecore.plugins.selection import REFERENCE, automatic_order
@@ -53,7 +53,7 @@ def _silent(rows: Rows) -> str:
     texts = []
     # the kind of the first layer comes first
     for silent in dict.fromkeys([_is_silent(row) for row in rows]):
-        who = _listed([f"{_named([row])} {_how_often(row)}" for row in rows if _is_silent(row) is silent])
+        who = listed([f"{_named([row])} {_how_often(row)}" for row in rows if _is_silent(row) is silent])
         means = "next to nothing comes out" if silent else "the spikes say nothing about the input"
         texts.append(f"{who} on this batch, so that {means}")
     texts.append(_way_out(rows[0]))
@@ -121,7 +121,7 @@ def _partly_silent(rows: Rows) -> str:
     if not texts:
         return ""
     return (
-        f"On this batch {_listed(texts)}, which the mean of a layer hides: such neurons learn little. A batch "
+        f"On this batch {listed(texts)}, which the mean of a layer hides: such neurons learn little. A batch "
         "normalisation before the neurons gives each of them its share"
     )
 
@@ -165,8 +165,10 @@ def _looped(rows: Rows) -> str:
     if not rows:
         return ""
     return (
-        f"{_named(rows)} took {rows[0].facts.calls} single steps in a loop of forward. Unless the output of a later "
-        "layer goes back into the loop, layers that take all steps, with step='multi', compute the same in one call"
+        f"{_named(rows)} took {rows[0].facts.calls} single steps in a loop of forward. A layer that feeds itself back, "
+        "z = neuron(x_t + linear(z)), is sc.Recurrent(neuron, linear), which takes all steps. Unless the output of a "
+        "later layer goes back into the loop, layers that take all steps, with step='multi', compute the same in one "
+        "call"
     )
 
 
@@ -217,10 +219,4 @@ def _normalises(row: Row, device_type: str) -> bool:
 
 
 def _named(rows: Rows) -> str:
-    return _listed([row.facts.title for row in rows])
-
-
-def _listed(names: Sequence[str]) -> str:
-    """The first names, and how many more there are."""
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(names[:3]) + more
+    return listed([row.facts.title for row in rows])

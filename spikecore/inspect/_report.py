@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from dataclasses import dataclass, field
 from html import escape
-from typing import Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from spikecore.lang.render import on_one_line
 
@@ -206,8 +206,14 @@ class Explanation(Report):
         return Table(_HEADINGS, list(map(_cells, layers)), 6, self._legend(), remarks, advice, self.read)
 
     def _legend(self) -> List[str]:
-        backends = [f"backend {layer.backend}: {layer.reason}" for layer in self.layers if layer.backend]
-        lines = list(dict.fromkeys(backends))
+        of: Dict[Tuple[str, str], List[str]] = {}
+        for layer in self.layers:
+            if layer.backend:
+                of.setdefault((layer.backend, layer.reason), []).append(layer.name or "(net)")
+        lines = []
+        for (backend, reason), names in of.items():
+            which = f" of {listed(names)}" if len(of) > 1 else ""
+            lines.append(f"backend {backend}{which}: {reason}")
         if any(layer.floor is not None for layer in self.layers):
             passes = "forward and backward" if self.training else "forward"
             lines.append(f"words: numbers moved per time step and neuron, {passes}; floor: the least possible")
@@ -216,6 +222,12 @@ class Explanation(Report):
         if self.training:
             lines.append(f"saved: kept for backward, {size(self.saved)} in all; parameters and the input do not count")
         return lines
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first names, and how many more there are."""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
 
 
 def _cells(layer: Layer) -> Tuple[str, ...]:

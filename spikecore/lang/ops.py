@@ -307,7 +307,7 @@ def clamp(x: Value, low: Value = -math.inf, high: Value = math.inf) -> Value:
     exact=True,
 )
 def select(z: Value, a: Value, b: Value) -> Value:
-    """``a`` where the 0/1 spike ``z`` is 1, else ``b``, exactly; the gradient is that of ``z*a + (1-z)*b``."""
+    """``a`` where ``z``, a spike, is not 0, else ``b``, exactly; the gradient is that of ``z*a + (1-z)*b``."""
     return operations.apply("select", z, a, b)
 
 

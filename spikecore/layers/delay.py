@@ -78,6 +78,8 @@ class Delay(Stateful):
     Warns in ``eval()`` where ``sigma`` is above 1 and nothing narrows it: whole delays compute something else than the
     wide Gaussians that were trained.
 
+    A checkpoint of a layer with ``anneal`` loads without it, too. One of learnt delays is refused by fixed ones.
+
     Raises TypeError for a ``linear`` of another kind, and for arguments of a wrong type; ValueError for a delay outside
     its range or of another shape, for a ``sigma`` of fixed delays, for an input of another width, and for a ``linear``
     with hooks, which nothing would call; those that it gets later are not called. TypeError for an input of another
@@ -387,12 +389,19 @@ class Delay(Stateful):
                     self._inside(name, value.detach().cpu())
                 except (TypeError, ValueError) as error:
                     errors.append(f"{prefix}{name}: {error}")
+        if self.sigma is None and isinstance(state_dict.get(prefix + "sigma"), Tensor):
+            errors.append(
+                f"{prefix}sigma: the checkpoint is of learnt delays, and those of this Delay are fixed; make it with "
+                "learn=('delay',)"
+            )
         if not errors:
             self.__dict__["_assigns"] = True  # torch sets attributes with assign=True alone
             try:
                 super()._load_from_state_dict(state_dict, prefix, *args)
             finally:
                 del self.__dict__["_assigns"]
+            # that of a layer with anneal: without it sigma stays as it is loaded
+            args[-2][:] = [key for key in args[-2] if key != prefix + "first_sigma"]
         args[-1].extend(errors)
 
 

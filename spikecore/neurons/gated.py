@@ -72,14 +72,28 @@ class _Gated(Closed):
 
     _parts = ("linear", "recurrent")
 
+    def __new__(cls, *args: Any, **options: Any) -> Any:
+        if "num_layers" in options:
+            name, size = cls.__name__, "hidden_size"
+            raise TypeError(
+                f"{name}: num_layers={options['num_layers']!r} is no option of one layer; write nn.Sequential("
+                f"{name}(input_size, {size}), {name}({size}, {size}))"
+            )
+        return super().__new__(cls)
+
     def __init__(self, forward: nn.Module, recurrent: Recurrent, bound: float) -> None:
         super().__init__()
         self.linear, self.recurrent = forward, recurrent
         for p in (*forward.parameters(), *recurrent.linear.parameters()):
             nn.init.uniform_(p, -bound, bound)
 
-    def forward(self, x: Tensor) -> Any:
-        """``[T, B, ...]``, or ``[B, ...]`` with ``step="single"``."""
+    def forward(self, x: Tensor, *others: Any) -> Any:
+        """``[T, B, ...]``, or ``[B, ...]`` with ``step="single"``; the output alone."""
+        if others:
+            raise TypeError(
+                f"{type(self).__name__}: a call takes the input alone; write out, state = layer.run(x, state=state), "
+                "where state is a dict, and None at rest"
+            )
         return self._first(self.recurrent(*self._inputs(x)))
 
     def run(self, x: Tensor, state: Optional[Mapping[str, Tensor]] = None, record: Sequence[str] = ()) -> Any:

@@ -7,7 +7,7 @@ import inspect
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Iterator, List, Sequence
+from typing import Any, Iterator, List
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +20,7 @@ from spikecore.core.modules import is_compiled, unwrapped
 from spikecore.core.neuron import Neuron
 from spikecore.encode import Latency, Poisson
 from spikecore.graph import layer_of
+from spikecore.inspect._report import listed
 from spikecore.inspect.errors import layers_of, step_of, without_time
 from spikecore.inspect.record import Call, neuron_of, record, spiking_outputs
 from spikecore.layers import Delay
@@ -79,9 +80,19 @@ def check_optimizer(optimizer: Any, net: nn.Module) -> None:
         )
 
 
-def of_loss(net: nn.Module, loss: Any, inputs: Any, outputs: Any, targets: Any) -> str:
+def of_loss(net: nn.Module, loss: Any, inputs: Any, outputs: Any, targets: Any, error: Exception) -> str:
     """Advice for an error of a loss that sizes explain; "" for another error."""
-    if not (isinstance(outputs, Tensor) and isinstance(targets, Tensor) and outputs.ndim > 1 and targets.ndim == 1):
+    if not (isinstance(outputs, Tensor) and isinstance(targets, Tensor) and outputs.ndim > 1):
+        return ""
+    kind = _kind_of(loss)
+    takes_classes = kind in _OF_CLASSES or "Expected target size" in str(error)  # torch's, of a loss in a function
+    if outputs.ndim == 3 and targets.shape == outputs.shape[:2] and takes_classes:
+        return (
+            f"targets {list(targets.shape)} are a class for each step of outputs [T, B, C] = {list(outputs.shape)}, "
+            "and a loss of torch takes outputs [B, C]; write loss=lambda outputs, targets: F.cross_entropy("
+            "outputs.flatten(0, 1), targets.flatten())"
+        )
+    if targets.ndim != 1:
         return ""
     batch, steps = len(targets), {step_of(module) for module in net.modules()}
     if isinstance(inputs, Tensor) and inputs.ndim > 2 and "multi" in steps:
@@ -91,7 +102,6 @@ def of_loss(net: nn.Module, loss: Any, inputs: Any, outputs: Any, targets: Any) 
                 f"there are {batch} targets, and neurons take dimension 0 of inputs {list(inputs.shape)} for time: "
                 "they seem to be [B, T, ...]; give inputs.transpose(0, 1), or sc.DataLoader(..., time_first=True)"
             )
-    kind = _kind_of(loss)
     if outputs.ndim != 3 or kind not in _OF_CLASSES or outputs.shape[1] != batch:
         return ""
     text = (
@@ -195,15 +205,9 @@ def _of_parameters(net: nn.Module, optimizer: Any) -> str:
         return ""
     return (
         f"{type(optimizer).__name__} does not hold {listed(left_out)}, and holds {others} parameters that the "
-        "network has not: it seems to have been made before a layer was replaced, and these are not trained. Make it after all "
-        "layers are there. If they shall stay, set requires_grad=False on them"
+        "network has not: it seems to have been made before a layer was replaced, and these are not trained. Make it "
+        "after all layers are there. If they shall stay, set requires_grad=False on them"
     )
-
-
-def listed(names: Sequence[str]) -> str:
-    """The first three of these names, and how many more there are."""
-    rest = len(names) - 3
-    return f"{', '.join(names[:3])}{f' and {rest} more' if rest > 0 else ''}"
 
 
 def _of_decay(net: nn.Module, optimizer: Any) -> str:
@@ -221,8 +225,8 @@ def _of_decay(net: nn.Module, optimizer: Any) -> str:
         return ""
     decay = next(iter(decayed.values()))
     return (
-        f"{type(optimizer).__name__} decays {listed([*decayed])}: weight_decay={decay:g} pulls these towards 0, most of "
-        "all where a layer is silent and has no gradient. Give the optimiser sc.functional.parameter_groups(net, "
+        f"{type(optimizer).__name__} decays {listed([*decayed])}: weight_decay={decay:g} pulls these towards 0, most "
+        "of all where a layer is silent and has no gradient. Give the optimiser sc.functional.parameter_groups(net, "
         "weight_decay=...), which leaves out what is no weight. If they shall decay, this is right"
     )
 

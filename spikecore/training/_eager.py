@@ -128,7 +128,7 @@ class EagerTraining(_Eager):
         with own_state(self._stateful):
             with self._casting(device):
                 outputs = self._run(inputs)
-                with explained(lambda error: of_loss(self.net, self.loss, inputs, outputs, targets)):
+                with explained(lambda error: of_loss(self.net, self.loss, inputs, outputs, targets, error)):
                     loss = self._form.loss(self.loss, outputs, beside(outputs, targets), captured)
             check_loss(loss)
             with explained(lambda error: of_backward(loss)):

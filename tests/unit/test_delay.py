@@ -266,6 +266,9 @@ def test_annealing_by_training_steps():
     for _ in range(2):
         sc.functional.anneal(again)
         assert again.sigma.item() == pytest.approx(0.5)
+    plain = layer_of(20)  # the first width is of annealing
+    plain.load_state_dict(layer.state_dict())
+    assert plain.sigma == layer.sigma
     again.sigma = 0.3  # annealing narrows, and widens nothing
     sc.functional.anneal(again)
     assert again.sigma.item() == pytest.approx(0.3)

@@ -311,6 +311,10 @@ def test_text_and_html() -> None:
     html = found._repr_html_()
     remarks = [line for line in text.splitlines() if line.startswith("    ")]
     assert html.count("<tr>") == 1 + len(found.layers) + len(remarks)
+    with sc.use_backend("torch"):
+        last = sc.LIF()
+    two = str(sc.explain(nn.Sequential(sc.LIF(backend="torch"), last), torch.rand(4, 2, 3)))
+    assert "backend torch of 0: asked for by argument\nbackend torch of 1: " in two
     odd = nn.Sequential(type("A<b>", (nn.ReLU,), {})())
     assert "A&lt;b&gt;" in sc.explain(odd, torch.rand(3, requires_grad=True))._repr_html_()
 
@@ -512,7 +516,7 @@ def test_a_loop_of_ones_own_is_told_as_one() -> None:
 
     explained = sc.explain(Looped(), 5 * torch.rand(20, 8, 10))
     assert explained.read == "input 20x8x10, read as [T, B, ...]: T=20 steps, B=8 samples"
-    assert has(explained, "lif (LIF) took 20 single steps in a loop of forward", "step='multi'")
+    assert has(explained, "lif (LIF) took 20 single steps in a loop of forward", "step='multi'", "sc.Recurrent(neuron")
 
 
 @pytest.mark.parametrize(("tau", "told"), [(10.0, True), (2.0, False)])

@@ -125,8 +125,31 @@ def dendrites() -> Tuple[Any, Tuple[Tensor, ...], Callable[..., Tensor]]:
     return sc.Recurrent(neuron, linear), (3.0 * drawn(12, 3, 5, 3),), loop
 
 
+def adaptive() -> Tuple[Any, Tuple[Tensor, ...], Callable[..., Tensor]]:
+    """Yin, Corradi and Bohte's neuron, with two time constants of each."""
+    (kind,) = definitions("recipes", "AdaptiveLIF")
+    linear, taus = nn.Linear(5, 5), {"tau_m": 3.0 + drawn(5).abs(), "tau_a": 9.0 + drawn(5).abs()}
+    neuron = kind(**taus, learn=("tau_m", "tau_a"), surrogate=sc.surrogate.ATan())
+
+    def loop(x: Tensor) -> Tensor:
+        v = z = torch.zeros_like(x[0])
+        b, rows = v + 0.01, []
+        alpha, rho = torch.exp(-1 / neuron.tau_m), torch.exp(-1 / neuron.tau_a)
+        for x_t in x:
+            b = rho * b + (1 - rho) * z
+            threshold = 0.01 + 1.8 * b
+            v = alpha * v + (1 - alpha) * (x_t + linear(z)) - threshold * z
+            z = spike(v - threshold)
+            rows.append(z)
+        return torch.stack(rows)
+
+    return sc.Recurrent(neuron, linear), (drawn(12, 3, 5),), loop
+
+
 @pytest.mark.parametrize("backend", ["torch", "numba"])
-@pytest.mark.parametrize("program", [circuits, compartments, refractory, dendrites], ids=lambda made: made.__name__)
+@pytest.mark.parametrize(
+    "program", [circuits, compartments, refractory, dendrites, adaptive], ids=lambda made: made.__name__
+)
 def test_a_program_is_its_loop(program: Callable[[], Any], backend: str) -> None:
     """Outputs, and the gradients of inputs and weights."""
     if backend == "numba":

@@ -380,6 +380,14 @@ class TestALossWithoutTime:
             step_of(mlp(), loss)(torch.rand(steps, 16, 5), labels(16))
         assert caught.value.__cause__ is not None
 
+    @pytest.mark.parametrize("loss", [F.cross_entropy, lambda outputs, y: 2 * F.cross_entropy(outputs, y)])
+    def test_a_class_for_each_step(self, loss: Any) -> None:
+        y = torch.randint(3, (4, 16))
+        said = r"a class for each step .*F\.cross_entropy\(outputs\.flatten\(0, 1\), targets"
+        with pytest.raises((ValueError, RuntimeError), match=said):
+            step_of(mlp(), loss)(torch.rand(4, 16, 5), y)
+        step_of(mlp(), lambda outputs, y: F.cross_entropy(outputs.flatten(0, 1), y.flatten()))(torch.rand(4, 16, 5), y)
+
     def test_nothing_is_said_of_a_forward_of_ones_own(self) -> None:
         with pytest.raises(RuntimeError, match="^one class is never drawn$"):
             step_of(mlp(), OverTime())(torch.rand(4, 16, 5), labels(16))
