@@ -6,6 +6,7 @@ from typing import Any, Callable, List, Optional
 
 from torch import Tensor, nn
 
+from spikecore.core.state import Closed
 from spikecore.layers._stateless import TimeBatched, counts, makers, normalised, silenced
 
 #: Makes the neuron of one place, and the normalisation of so many channels.
@@ -15,7 +16,7 @@ MakeNorm = Callable[[int], nn.Module]
 _CONNECT = ("add", "and", "iand")
 
 
-class SEWBlock(nn.Module):
+class SEWBlock(Closed):
     """Spike-element-wise residual block: the block's spikes and those of its input are joined element by element.
 
     ::
@@ -43,6 +44,8 @@ class SEWBlock(nn.Module):
     one that is not whole and for a module where a function makes them.
     Source: Fang, Yu, Chen, Huang, Masquelier, Tian: Deep Residual Learning in Spiking Neural Networks. NeurIPS 2021.
     """
+
+    _parts = ("body", "shortcut")
 
     def __init__(
         self,
@@ -92,7 +95,7 @@ class SEWBlock(nn.Module):
         return f"connect={self.connect!r}"
 
 
-class MSBlock(nn.Module):
+class MSBlock(Closed):
     """Membrane-shortcut residual block: potentials are added, and the neurons stand before the convolutions.
 
     ::
@@ -116,6 +119,8 @@ class MSBlock(nn.Module):
     them. Source: Hu, Deng, Wu, Yao, Li: Advancing Spiking Neural Networks Toward Deep Residual Learning. arXiv
     2112.08954, 2021; IEEE TNNLS 2024; and their program.
     """
+
+    _parts = ("body", "shortcut")
 
     def __init__(
         self,
@@ -160,7 +165,7 @@ def convolution(channels: int, out: int, size: int, stride: int) -> nn.Module:
     return nn.Conv2d(channels, out, size, stride, size // 2, bias=False)
 
 
-class SpikingSelfAttention(nn.Module):
+class SpikingSelfAttention(Closed):
     """Self-attention of spikes, without softmax: products of spikes are not negative.
 
     ::
@@ -186,6 +191,8 @@ class SpikingSelfAttention(nn.Module):
     multiple of ``heads`` and for an input of another shape, TypeError for a module where a function makes them.
     Source: Zhou, Zhu, He, Wang, Yan, Tian, Yuan: Spikformer: When Spiking Neural Network Meets Transformer. ICLR 2023.
     """
+
+    _parts = ("query", "key", "value", "fire", "projected")
 
     def __init__(
         self,
@@ -255,11 +262,13 @@ class Tokens(nn.Module):
         return x.flatten(-2).transpose(-2, -1)
 
 
-class EachToken(nn.Module):
+class EachToken(Closed):
     """Modules that see tokens as samples: ``[..., B, N, C] -> [..., B, N, C]``, computed as ``[..., B N, C]``.
 
     modules: called one after the other, such as a linear layer, a batch normalisation of ``C`` channels and a neuron.
     """
+
+    _parts = ("body",)
 
     def __init__(self, *modules: nn.Module) -> None:
         super().__init__()

@@ -154,6 +154,7 @@ class TestModules:
             (lambda: sc.layers.SpikingLSTM(3, 3), "linear_hh", "There are: linear, recurrent"),
             (lambda: sc.layers.TimeBatched(nn.Flatten()), "body", "There are: module"),
             (lambda: sc.layers.NormNeuron(nn.BatchNorm1d(3), sc.LIF()), "bn", "(There are: norm|has no tensor)"),
+            (lambda: sc.layers.SEWBlock(2, 2, sc.LIF), "conv", "There are: body, shortcut"),
             (lambda: sc.layers.PSN(3), "linear", "There are: fire, weight, bias"),
         ],
     )
