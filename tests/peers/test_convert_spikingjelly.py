@@ -379,9 +379,10 @@ def test_a_silent_layer_is_looked_at_over_time(j):
     net = nn.Sequential(j.neuron.LIFNode(v_threshold=2.0, step_mode="m"))
     sc.convert(net)
     x = torch.full((8, 2, 3), 1.5)
-    (text,) = [text for text in sc.explain(net, x, training=False).advice if "never fired" in text]
+    found = sc.explain(net, x, training=False)
     v = sc.LIF(threshold=2.0).run(x, record=("v",))[2]["v"]
-    assert f"v was {float(v.min()):.3g} to {float(v.max()):.3g}" in text
+    assert found.layers[0].ranges["v"] == (float(v.min()), float(v.max()))
+    assert "never fired" in found.advice[0]
 
 
 def test_the_mask_of_a_dropout_is_reset_with_the_neurons(j):
