@@ -624,7 +624,7 @@ def _check_width(name: str, linear: nn.Module, step: torch.Size) -> None:
 
 def _check_dtype(name: str, linear: nn.Module, x: Tensor) -> None:
     """Refuse a linear layer whose weight is of another dtype than the input, outside autocast."""
-    if type(linear) is not nn.Linear or has_hooks(linear) or is_compiling():
+    if is_compiling() or type(linear) is not nn.Linear or has_hooks(linear):
         return
     if x.dtype != linear.weight.dtype and autocast_dtype(x.device.type) is None:
         raise TypeError(
