@@ -1,5 +1,5 @@
-// The names of CUDA on the CPU, so that the text of a kernel can be built by g++: a block has one thread, or with THREADS
-// as many as a launch says, which wait for one another.
+// The names of CUDA on the CPU, so that the text of a kernel can be built by g++: a block has one thread, or with
+// HOST_THREADS as many as a launch says, which wait for one another.
 #pragma once
 
 #include <math.h>
@@ -12,7 +12,7 @@
 
 struct Index { unsigned x; };
 static thread_local Index blockIdx;
-#ifdef THREADS
+#ifdef HOST_THREADS
 #include <pthread.h>
 static thread_local Index threadIdx;
 static Index blockDim;

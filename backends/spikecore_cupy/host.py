@@ -52,7 +52,7 @@ class HostKernel:
 
     def _whole(self, name: str, text: str, types: Sequence[str]) -> str:
         """The text of the library."""
-        threads = "#define THREADS\n" if self.block > 1 else ""
+        threads = "#define HOST_THREADS\n" if self.block > 1 else ""
         return f'{threads}#include "host.h"\n{text}{_entry(name, types, self.block > 1)}'
 
     def __call__(self, blocks: int, device: int, arguments: Sequence[Any], threads: int = 0) -> None:
@@ -77,7 +77,7 @@ class HostClusters(HostKernel):
     blocks = 132
 
     def _whole(self, name: str, text: str, types: Sequence[str]) -> str:
-        before = '#define THREADS\n#include "host.h"\n#include "host_cluster.h"\n'
+        before = '#define HOST_THREADS\n#include "host.h"\n#include "host_cluster.h"\n'
         return f"{before}{text}{_cluster_entry(name, types, self.memory)}"
 
     @classmethod

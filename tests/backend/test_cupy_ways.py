@@ -19,7 +19,8 @@ WAYS: Dict[str, Any] = {
     "chunks are fetched ahead": ((forms, "FEWEST", 32), HostKernel, "ahead.cuh"),
     "divisions of several neurons at once": ((forms, "FEWEST", 16), HostKernel, "ahead.cuh"),
 }
-#: Around the ends of chunks; neurons that single threads, pairs and several blocks take.
+#: Around the ends of chunks; neurons that single threads, pairs and several blocks take; inputs that broadcast, of which
+#: a block has several rows, a part of each, or no whole one.
 CALLS = [
     f"generated/model={model},dtype={dtype},shape={shape},{more}wanted=inputs+states,given=outputs+final"
     for model, dtype, shape, more in (
@@ -35,6 +36,7 @@ CALLS = [
         ("lif", "bfloat16", "32x2x4x4", "params=channel,learn=tau,"),
         ("swap", "float32", "2x3x21", "params=channel,repeat=yes,"),
         ("turn", "bfloat16", "40x4x12", "reset=none,bits=yes,params=channel,learn=all,broadcast=y batch,"),
+        ("turn", "float32", "3x20x42", "reset=none,bits=yes,broadcast=y batch,"),
         ("turn", "float32", "9x5x33", "reset=none,bits=yes,params=scalar,learn=all,broadcast=y step,"),
     )
 ]
