@@ -3,7 +3,7 @@
 The network is read (:func:`spikecore.graph.read`). Each layer of neurons has *sources*: the layers with weights whose
 values reach its input with no other neuron or weights between. From the first neurons to the last, the sources of a
 layer are multiplied by one number, found by bisection: each trial computes what lies between these sources and the
-neurons, and counts spikes.
+neurons, and counts spikes. Where no factor within bounds reaches the rate, the sources stay.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from spikecore.core.state import Stateful, keep
 from spikecore.graph import CONVOLUTIONS, NORMS, Call, Graph, NotFollowed, is_parametrised, read, value_of
 from spikecore.lang.node import spiking_output
 from spikecore.layers import TEBN, Between, Delay, NormNeuron
+from spikecore.losses import Steps
 from spikecore.words import a_kind, shown
 
 __all__ = ["Calibration", "Row", "calibrate"]
@@ -41,19 +42,25 @@ _PROPORTIONAL = (
     nn.GroupNorm,
     nn.LayerNorm,
 )
-#: A rate this near is reached, as a part of it; numbers of doublings or halvings, and of bisections, at most.
-_NEAR, _DOUBLINGS, _BISECTIONS = 0.05, 24, 16
+#: A rate this near ends the search, as a part of it; numbers of doublings, halvings and bisections, at most. Of 8
+#: neurons or more all seeds reach about the rate with it; where a few must fire whose input is hardly ever positive,
+#: it takes thousands, and then nothing trains.
+_NEAR, _DOUBLINGS, _HALVINGS, _BISECTIONS = 0.05, 7, 24, 16
+#: A factor of weights beside which the steps of an optimiser are small; a time constant that makes an input small.
+_LARGE, _LONG = 10.0, 5.0
 
 
 class Row(NamedTuple):
-    """A layer of neurons: its name and class, its rates before and after, the factor, the names of the layers that were
-    multiplied by it, and a remark on what kept it from the rate, "" where nothing did.
+    """A layer of neurons: its name and class, its rates before and after, the share of its neurons that never fire
+    afterwards, the factor, the names of the layers that were multiplied by it, and a remark, "" where there is none:
+    what kept it from the rate, or what a large factor asks of training.
     """
 
     name: str
     kind: str
     before: float
     after: float
+    silent: float
     factor: float
     sources: Tuple[str, ...]
     remark: str
@@ -82,24 +89,31 @@ class Calibration:
                 parameter.copy_(value)
 
     def __str__(self) -> str:
-        cells = [("layer", "kind", "before", "after", "factor", "layers that were scaled")]
+        cells = [("layer", "kind", "before", "after", "never", "factor", "layers that were scaled")]
         for row in self.rows:
-            sources = ", ".join(row.sources)
-            remark = f"{sources}: {row.remark}" if sources and row.remark else sources or row.remark
-            cells.append(
-                (row.name or "(net)", row.kind, f"{row.before:.4f}", f"{row.after:.4f}", f"{row.factor:.4g}", remark)
-            )
+            numbers = (f"{row.before:.4f}", f"{row.after:.4f}", f"{row.silent:.0%}", f"{row.factor:.4g}")
+            cells.append((row.name or "(net)", row.kind, *numbers, ", ".join(row.sources)))
         widths = [max(map(len, column)) for column in zip(*cells)]
         lines = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in cells]
-        return "\n".join([f"spikes for each neuron and step; asked for: {self.rate:g}", *lines])
+        for number, row in reversed([*enumerate(self.rows, 2)]):
+            lines[number:number] = [f"    {row.remark}"] if row.remark else []
+        title = f"spikes for each neuron and step; asked for: {self.rate:g}; never: neurons that did not fire"
+        return "\n".join([title, *lines])
 
 
-def calibrate(net: nn.Module, x: Union[Tensor, Sequence[Tensor]], rate: float = 0.1) -> Calibration:
+def calibrate(
+    net: nn.Module,
+    x: Union[Tensor, Sequence[Tensor]],
+    rate: float = 0.1,
+    *,
+    leave: Sequence[str] = (),
+    mask: Optional[Tensor] = None,
+) -> Calibration:
     """Scale the weights of a network in place, so that each layer of neurons fires at a rate on a batch.
 
     ::
 
-        print(sc.functional.calibrate(net, x))  # x: a batch as in training, [T, B, ...]
+        print(sc.functional.calibrate(net, x, leave=("3",)))  # x: a batch as in training, [T, B, ...]
 
     Networks of default weights often do not fire: the input of a neuron is far below its threshold, and less of it
     reaches the next layer. Here each layer of neurons, from the first to the last, is given the rate::
@@ -112,20 +126,30 @@ def calibrate(net: nn.Module, x: Union[Tensor, Sequence[Tensor]], rate: float = 
     was calibrated by. The weights of feedback (:class:`spikecore.Recurrent`) stay, and are part of what is counted.
     Read-outs without spikes stay as they are.
 
+    The rate is a mean: of four neurons one may fire at 0.4 and three never, and the report says how many never fire.
+    So leave out a layer whose spikes are counted for each class. Large factors ask for more of training, too: an
+    optimiser such as Adam moves every weight by about its learning rate, which is little beside weights that are 30
+    times as large. Raise it with the factor, or make the factor small: by ``decay_input=False`` where a neuron divides
+    its input by a large ``tau``.
+
     net: a network whose ``forward`` :func:`spikecore.graph.read` follows. It computes in the mode that it is in: call
         it in ``train()`` where normalisations are to be those of training. States, running statistics and generators
         are as before afterwards, and after an error weights, too.
     x: a batch; a sequence of tensors for a network of several inputs. The larger, the nearer are the rates of others.
     rate: spikes for each neuron and step, above 0 and below the largest number in a step, which is 1 but for neurons
         that count.
+    leave: names of layers of neurons whose sources stay as they are, as in ``net.named_modules()``.
+    mask: bool ``[T, B]``, True at the real steps of padded sequences (:func:`spikecore.functional.mask_of`), over which
+        rates then are. Every layer must have these steps and samples.
 
-    Returns the rates before and after and the factors; ``undo()`` of it puts the weights back. A layer that cannot
-    reach the rate gets the nearest, and a remark: its input is not positive at any scale, its sources were set for an
-    earlier layer, or it has none. An optimiser that has taken steps already should be made anew.
+    Returns the rates before and after, the share of neurons that never fire, and the factors; ``undo()`` of it puts the
+    weights back. Weights stay, and the layer gets a remark, where no factor up to 128 brings half to twice the rate
+    (its input is hardly ever positive), where its sources were set for an earlier layer, and where it has none. An
+    optimiser that has taken steps already should be made anew.
 
-    Raises ValueError for a rate out of range, a batch that is not finite, a network without neurons that fire, or one
-    that cannot be followed, with the place (:class:`spikecore.graph.NotFollowed`: calibrate its parts); TypeError for
-    what is no module or no tensor.
+    Raises ValueError for a rate out of range, a batch that is not finite, a network without neurons that fire, a name
+    or a mask that does not fit, and a network that cannot be followed, with the place
+    (:class:`spikecore.graph.NotFollowed`: calibrate its parts); TypeError for what is no module, no tensor or no name.
 
     Source: Mishkin, Matas: All you need is a good init. ICLR 2016 (layer-sequential scaling on a batch, there for the
     variance).
@@ -143,25 +167,45 @@ def calibrate(net: nn.Module, x: Union[Tensor, Sequence[Tensor]], rate: float = 
     most = min(spiking_output(_neuron(layer).program.outputs)[2] for layer in layers)  # type: ignore[union-attr]
     if rate >= most:
         raise ValueError(f"calibrate: rate={rate} must be below {most}, the most spikes of a neuron in a step")
-    run = _Run(graph, inputs)
+    names = {module: name for name, module in net.named_modules()}
+    left = _left(leave, [names[layer] for layer in layers])
+    run = _Run(graph, inputs, mask)
     originals: Dict[nn.Parameter, Tensor] = {}
     settled: Set[Call] = set()
-    factors = {}
+    found: Dict[nn.Module, Tuple[float, Tuple[str, ...], str]] = {}
     with torch.no_grad(), _put_back(net, originals):
         before = run.rates(layers)
         for layer in layers:
             sources, remark = _sources(graph, layer, settled)
             tensors = [tensor for _, each in sources for tensor in each]
-            originals.update({tensor: tensor.clone() for tensor in tensors})
-            factor, far = _search(run.trial(layer, sources), tensors, rate) if sources else (1.0, "")
-            factors[layer] = factor, tuple(name for name, _ in sources), far or ("" if sources else remark)
+            if names[layer] in left:
+                found[layer] = 1.0, (), "left as it was"
+            elif not sources:
+                found[layer] = 1.0, (), remark
+            else:
+                originals.update({tensor: tensor.clone() for tensor in tensors})
+                factor, nearest = _search(run.trial(layer, sources), tensors, rate)
+                remark = _remark(names[layer], _neuron(layer), factor, nearest, rate)
+                found[layer] = factor, tuple(name for name, _ in sources), remark
             first = graph.calls_of(layer)[0]
             settled.update(call for call in _needed(graph, [first]) if call.position < first.position)
             settled.update(call for tensor in tensors for call in graph.uses(tensor))
         after = run.rates(layers)
-    names = {module: name for name, module in net.named_modules()}
-    rows = tuple(Row(names[a], type(a).__name__, before[a], after[a], *factors[a]) for a in layers)
+    rows = tuple(Row(names[a], type(a).__name__, before[a].rate, *after[a], *found[a]) for a in layers)
     return Calibration(rate, rows, originals)
+
+
+def _left(leave: Sequence[str], names: Sequence[str]) -> Sequence[str]:
+    """The names of layers that are left out, checked."""
+    if isinstance(leave, str) or not isinstance(leave, (tuple, list)):
+        raise TypeError(f"calibrate: leave={shown(leave)} must be a tuple of names, such as leave=({names[-1]!r},)")
+    for name in leave:
+        if name not in names:
+            listed = ", ".join(map(repr, names))
+            raise ValueError(
+                f"calibrate: leave={list(leave)!r}: {name!r} is no layer of neurons that fires; of {listed}"
+            )
+    return leave
 
 
 def _checked(net: nn.Module, x: Union[Tensor, Sequence[Tensor]], rate: float) -> Tuple[Tensor, ...]:
@@ -189,6 +233,11 @@ def _neuron(module: Optional[nn.Module]) -> Optional[Neuron]:
     inner = getattr(module, "neuron", module) if isinstance(module, (NormNeuron, Stateful)) else None
     inner = module.fire if isinstance(module, Between) else inner
     return inner if isinstance(inner, Neuron) else None
+
+
+def _step_of(layer: nn.Module) -> str:
+    """The step mode of a layer of neurons."""
+    return str((layer.neuron if isinstance(layer, NormNeuron) else layer).step)
 
 
 def _output_of(module: Optional[nn.Module]) -> Optional[int]:
@@ -252,8 +301,10 @@ def _position(item: Tuple[Call, List[nn.Parameter]]) -> int:
     return item[0].position
 
 
-def _search(trial: Callable[[], float], tensors: Sequence[nn.Parameter], rate: float) -> Tuple[float, str]:
-    """The factor of these tensors whose rate is nearest, which they have then, and a remark where that is far."""
+def _search(trial: Callable[[], float], tensors: Sequence[nn.Parameter], rate: float) -> Tuple[float, float]:
+    """The factor of these tensors whose rate is nearest, which they have then, and that rate. They stay, and the factor
+    is 1, where it is not half to twice the rate.
+    """
     originals = [tensor.clone() for tensor in tensors]
     rates: Dict[float, float] = {}
 
@@ -263,26 +314,46 @@ def _search(trial: Callable[[], float], tensors: Sequence[nn.Parameter], rate: f
         rates[exponent] = trial()
         return rates[exponent]
 
-    def distance(exponent: float) -> float:
-        return abs(rates[exponent] - rate)
+    def nearest() -> float:
+        return min(rates, key=lambda exponent: (abs(rates[exponent] - rate), abs(exponent)))
 
-    step = 1.0 if rate_at(0.0) < rate else -1.0
+    step, most = (1.0, _DOUBLINGS) if rate_at(0.0) < rate else (-1.0, _HALVINGS)
     ends = [0.0]
-    while (rates[ends[-1]] < rate) == (step > 0.0) and len(ends) <= _DOUBLINGS:
+    while (rates[ends[-1]] < rate) == (step > 0.0) and len(ends) <= most:
         ends.append(ends[-1] + step)
         rate_at(ends[-1])
-    low, high = sorted(ends[-2:]) if len(ends) > 1 else (0.0, 0.0)
-    for _ in range(_BISECTIONS):
-        best = min(rates, key=lambda exponent: (distance(exponent), abs(exponent)))
-        if distance(best) <= _NEAR * rate or len(ends) > _DOUBLINGS:
+    low, high = sorted(ends[-2:])
+    for _ in range(_BISECTIONS if (rates[low] < rate) != (rates[high] < rate) else 0):
+        if abs(rates[nearest()] - rate) <= _NEAR * rate:
             break
         middle = (low + high) / 2
         low, high = (middle, high) if rate_at(middle) < rate else (low, middle)
-    best = min(rates, key=lambda exponent: (distance(exponent), abs(exponent)))
-    rate_at(best)
-    if rate / 2 <= rates[best] <= 2 * rate:
-        return 2.0**best, ""
-    return 2.0**best, f"of {len(rates)} scales none gave a rate nearer than {rates[best]:.3g}"
+    best = nearest()
+    factor = 2.0**best if _is_near(rates[best], rate) else 1.0
+    for tensor, original in zip(tensors, originals):
+        tensor.copy_(original * factor)
+    return factor, rates[best]
+
+
+def _is_near(found: float, rate: float) -> bool:
+    return rate / 2 <= found <= 2 * rate
+
+
+def _remark(name: str, neuron: Optional[Neuron], factor: float, nearest: float, rate: float) -> str:
+    """A remark on a factor that was not found, or is large."""
+    tau = getattr(neuron, "tau", None)
+    divides = getattr(neuron, "decay_input", False) is True and isinstance(tau, float) and tau >= _LONG
+    undivided = [f"decay_input=False, which does not divide the input by tau={tau:g}"] if divides else []
+    if not _is_near(nearest, rate):
+        ways = [*undivided, "a higher bias before it"] if nearest < rate else ["a lower bias before it"]
+        return (
+            f"its weights stay: no factor up to {2**_DOUBLINGS} brings half to twice the rate, and the nearest is "
+            f"{nearest:.3g}. What helps: {'; '.join(ways)}; leave=({name!r},), if its spikes are counted for each class"
+        )
+    if factor < _LARGE:
+        return ""
+    ways = ["raise the learning rate with the factor", *undivided]
+    return f"weights {factor:.3g} times as large learn slowly: {'; or '.join(ways)}"
 
 
 @contextmanager
@@ -305,11 +376,18 @@ def _put_back(net: nn.Module, weights: Dict[nn.Parameter, Tensor]) -> Iterator[N
             keep(module, state)
 
 
-class _Run:
-    """Evaluation of parts of a graph for a batch."""
+class _Rate(NamedTuple):
+    """Spikes for each neuron and step of a layer, and the share of its neurons that never fired."""
 
-    def __init__(self, graph: Graph, inputs: Sequence[Tensor]) -> None:
-        self.graph, self.inputs = graph, dict(zip(graph.inputs, inputs))
+    rate: float
+    silent: float
+
+
+class _Run:
+    """Evaluation of parts of a graph for a batch; ``mask`` is True at the steps that count."""
+
+    def __init__(self, graph: Graph, inputs: Sequence[Tensor], mask: Optional[Tensor]) -> None:
+        self.graph, self.inputs, self._mask = graph, dict(zip(graph.inputs, inputs)), mask
         self._stateful = [module for module in graph.net.modules() if isinstance(module, Stateful)]
         self._devices = {value.device for value in inputs if value.is_cuda}
 
@@ -327,21 +405,36 @@ class _Run:
         copies = {source: tree_map(torch.clone, known[source]) for source in call.inputs}  # the value is needed again
         return value_of(self.graph, call, copies)
 
-    def rates(self, layers: Sequence[nn.Module]) -> Dict[nn.Module, float]:
+    def rates(self, layers: Sequence[nn.Module]) -> Dict[nn.Module, _Rate]:
         """The rates of all layers."""
         known: Dict[Call, Any] = {}
         self._evaluate(self.graph.calls, known)
         return {layer: self._rate(layer, known) for layer in layers}
 
-    def _rate(self, layer: nn.Module, known: Dict[Call, Any]) -> float:
-        index, spikes, count = _output_of(layer) or 0, 0.0, 0
+    def _rate(self, layer: nn.Module, known: Dict[Call, Any]) -> _Rate:
+        """The rate over steps that count. Calls with as many neurons are those of the same neurons."""
+        index, outputs = _output_of(layer) or 0, []
         for call in self.graph.calls_of(layer):
             value = known[call]
             z: Tensor = value[index] if isinstance(value, tuple) else value
             if isinstance(layer, NormNeuron) and layer.shortcut == "after" and len(call.inputs) > 1:
                 z = z - known[call.inputs[1]]
-            spikes, count = spikes + float(z.abs().float().mean()) * z.numel(), count + z.numel()
-        return spikes / max(1, count)
+            outputs.append(z)
+        if _step_of(layer) == "single":  # each call is a time step
+            alike = len({z.shape for z in outputs}) == 1
+            outputs = [torch.stack(outputs)] if alike else [z.unsqueeze(0) for z in outputs]
+        spikes, count, fired = 0.0, 0, {}
+        for z in outputs:
+            if self._mask is None:
+                real = z.flatten(0, 1) if z.ndim > 1 else z
+            else:
+                Steps(f"the output of {type(layer).__name__}", z, self._mask)  # raises where it does not fit
+                real = z[self._mask.to(z.device)]
+            spikes, count = spikes + float(real.abs().float().mean()) * real.numel(), count + real.numel()
+            fires = real.any(0)
+            fired[fires.shape] = fired.get(fires.shape, False) | fires
+        never = sum([int((~fires).sum()) for fires in fired.values()])
+        return _Rate(spikes / max(1, count), never / max(1, sum([fires.numel() for fires in fired.values()])))
 
     def trial(self, layer: nn.Module, sources: Sources) -> Callable[[], float]:
         """A function that computes the rate of a layer with the weights as they are now.
@@ -360,7 +453,7 @@ class _Run:
 
         def rate() -> float:
             self._evaluate(needed if again else [call for call in needed if call in changed], known)
-            return self._rate(layer, known)
+            return self._rate(layer, known).rate
 
         return rate
 

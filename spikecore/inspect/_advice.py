@@ -92,9 +92,13 @@ def _way_out(row: Row) -> str:
         if "threshold" in neuron.params:
             ways.append("a lower threshold" if silent else "a higher threshold")
         if silent and getattr(neuron, "decay_input", False):
-            ways.append("decay_input=False, which does not divide the input by the time constant")
+            undivided = "decay_input=False, which does not divide the input by the time constant"
+            ways.insert(0 if _divides(neuron) else len(ways), undivided)
     raises = "raises" if silent else "lowers"
-    scales = f" sc.functional.calibrate(net, x) scales the weights and the bias of {before} for a rate."
+    scales = (
+        f" sc.functional.calibrate(net, x) scales the weights and the bias of {before} for a rate; where its factor is "
+        "large, the learning rate must grow with it."
+    )
     changes = "" if never else scales
     return (
         f"{name} is {neuron!r}; the ranges of its input and states are below its row. What {raises} the rate: "

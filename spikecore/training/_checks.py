@@ -26,8 +26,8 @@ from spikecore.inspect.record import Call, neuron_of, record, spiking_outputs
 from spikecore.layers import Delay
 from spikecore.words import shown
 
-#: The step in which layers that were silent in the first one are looked at again.
-SECOND_LOOK = 100
+#: The steps in which layers that were silent in the first one are looked at again.
+LOOKS = (30, 100)
 #: The part of the inputs of an encoder that may be outside of its range without a word.
 _OUTSIDE = 0.1
 #: Losses of torch that repeat targets ``[B, C]`` for outputs ``[T, B, C]``.
@@ -163,16 +163,21 @@ def silent_layers(calls: List[Call]) -> List[str]:
     return [title for title in dict.fromkeys(title for title, _ in fired) if (title, True) not in fired]
 
 
-def still_silent(before: List[str], now: List[str]) -> List[str]:
-    """Warnings after :data:`SECOND_LOOK` steps: the layers that gave no spike in the first step, either.
+def still_silent(before: List[str], calls: List[Call], step: int) -> List[str]:
+    """Warnings after a step of :data:`LOOKS`: the layers that gave no spike in the first step, either.
 
-    In the first step alone silence is usual: weights of torch's defaults are small, and surrogates raise them.
+    In the first step silence is usual: weights of torch's defaults are small, and surrogates raise them. Behind a layer
+    that fires, the next one may wake up in the last look; where none fires before it, something is wrong.
     """
+    if step < LOOKS[-1] and any(bool(call.output) for call in calls if call.output is not None):
+        return []
+    now = silent_layers(calls)
     names = ", ".join(name for name in before if name in now)
     text = (
-        f"{names} gave no spike in the batches of steps 1 and {SECOND_LOOK}: nothing of the input passes, and the "
-        "network may never learn. print(sc.explain(net, x)) says how often each layer fires, and "
-        "sc.functional.calibrate(net, x) scales the weights for a rate"
+        f"{names} gave no spike in the batches of steps 1 and {step}: nothing of the input passes, and the network may "
+        "never learn. print(sc.explain(net, x)) says how often each layer fires, and why. decay_input=False where tau "
+        "is large, and sc.functional.calibrate(net, x) make layers fire; where factors are large, the learning rate "
+        "must grow with them"
     )
     return [text] if names else []
 

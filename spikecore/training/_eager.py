@@ -24,7 +24,7 @@ from spikecore.functional import after_update, own_state, stateful_modules
 from spikecore.inspect.errors import explained, of_network
 from spikecore.inspect.record import Call
 from spikecore.training._checks import (
-    SECOND_LOOK,
+    LOOKS,
     calls_of_neurons,
     check_loss,
     check_optimizer,
@@ -98,7 +98,7 @@ class EagerTraining(_Eager):
         device = device_of(self.net)
         inputs, targets = self._form.inputs(to_device(inputs, device)), to_device(targets, device)
         step, is_eager = self._steps + 1, not (self._form.is_compiled or captured)
-        looks = is_eager and (step == 1 or (step == SECOND_LOOK and bool(self._silent)))
+        looks = is_eager and (step == 1 or (step in LOOKS and bool(self._silent)))
         watches = looks or (step == 1 and not self._form.is_compiled)
         watching: ContextManager[List[Call]] = calls_of_neurons(self.net, looks) if watches else nullcontext([])
         with watching as calls:
@@ -109,12 +109,12 @@ class EagerTraining(_Eager):
         self._updates.make(self.optimizer, lambda optimizer: self._form.update(optimizer, captured), captured, batch)
         after_update(self._stateful)
         texts: List[str] = []
-        silent = silent_layers(calls)
         if step == 1:
             texts = of_first_step(self.net, self.loss, self.optimizer, calls, inputs, outputs, targets)
-            self._silent = silent
+            self._silent = silent_layers(calls)
         elif looks:
-            texts = still_silent(self._silent, silent)
+            texts = still_silent(self._silent, calls, step)
+            self._silent = [] if texts else self._silent  # it is said once
         self._steps = step
         for text in texts:
             warnings.warn(text, UserWarning, stacklevel=3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from typing import Any, Callable, Dict
 
 import pytest
@@ -224,10 +225,55 @@ def test_remarks_say_why_a_rate_was_not_reached() -> None:
     net = nn.Sequential(nn.Linear(24, 8), sc.LIF())
     net.requires_grad_(False)[0].weight.fill_(-1.0)
     (never,) = sc.functional.calibrate(net, x).rows
-    assert "none gave a rate nearer than 0" in never.remark
+    assert "no factor up to 128 brings half to twice the rate, and the nearest is 0" in never.remark
+    assert (never.factor, never.after, never.silent) == (1.0, 0.0, 1.0)
     net = nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(24, 8)), sc.LIF())
     (computed,) = sc.functional.calibrate(net, x).rows
     assert "has no weights that scale what it gives" in computed.remark
+
+
+def test_no_factor_is_absurd() -> None:
+    """Of four neurons whose input is hardly ever positive one would fire, with weights times 500,000."""
+    factors, silent = [], []
+    for seed in range(12):
+        torch.manual_seed(0)
+        x = torch.rand(40, 50, 16)
+        torch.manual_seed(seed)
+        net = nn.Sequential(nn.Linear(16, 64), sc.LIF(tau=20.0), nn.Linear(64, 4), sc.LIF(tau=20.0))
+        hidden, last = sc.functional.calibrate(net, x).rows
+        assert 0.05 <= hidden.after <= 0.2
+        assert "raise the learning rate with the factor; or decay_input=False" in hidden.remark
+        assert 0.05 <= last.after <= 0.2 or (last.factor == 1.0 and "its weights stay" in last.remark)
+        factors.append(last.factor)
+        silent.append(last.silent)
+    assert max(factors) <= 128.0
+    assert {0.25, 0.5, 0.75, 1.0} & set(silent)
+
+
+def test_a_layer_that_is_left_out_stays() -> None:
+    """Its weights, and the rates of the others as without it."""
+    torch.manual_seed(0)
+    net, x = dense(sc.LIF), torch.rand(T, B, 24)
+    alone, last = copy.deepcopy(net)[:4], net[4].weight.clone()
+    report = sc.functional.calibrate(net, x, leave=("5",))
+    assert torch.equal(net[4].weight, last)
+    assert report.rows[2][5:] == (1.0, (), "left as it was")
+    assert report.rows[:2] == sc.functional.calibrate(alone, x).rows
+
+
+@pytest.mark.parametrize("net", [dense(sc.LIF), Looped()])
+def test_a_mask_has_rates_of_real_steps(net: nn.Module) -> None:
+    """As of the sequences alone, whatever is behind their ends."""
+    x, lengths = torch.rand(T, B, 24), torch.randint(5, T, (B,))
+    mask = sc.functional.mask_of(lengths, T)
+    report = sc.functional.calibrate(net, torch.where(mask[..., None], x, 9.0), mask=mask)
+    spikes = steps = 0.0
+    for b, length in enumerate(lengths.tolist()):
+        sc.reset(net)
+        out = net(x[:length, b : b + 1]).detach()
+        spikes, steps = spikes + float(out.sum()), steps + out.numel()
+    assert report.rows[-1].after == pytest.approx(spikes / steps)
+    assert report.rows[-1].after == pytest.approx(0.1, rel=1.0)
 
 
 @pytest.mark.parametrize(
@@ -238,13 +284,16 @@ def test_remarks_say_why_a_rate_was_not_reached() -> None:
         ({"rate": "0.1"}, TypeError, "rate='0.1' is a str; give a number"),
         ({"x": [[1.0]]}, TypeError, "give a batch, a tensor"),
         ({"x": torch.full((2, 1, 4), float("nan"))}, ValueError, "x has values that are not finite"),
+        ({"leave": "1"}, TypeError, "leave='1' must be a tuple of names, such as leave=('1',)"),
+        ({"leave": ("0",)}, ValueError, "'0' is no layer of neurons that fires; of '1'"),
+        ({"mask": torch.ones(2, 5).bool()}, ValueError, "it seems to be [B, T], give mask.T"),
         ({"net": nn.Linear(4, 4)}, ValueError, "has no layer of neurons that fires, and nothing to scale"),
         ({"net": sc.LIF}, TypeError, "give the network itself"),
     ],
 )
 def test_what_it_refuses(change: Dict[str, Any], error: Any, text: str) -> None:
     asked: Dict[str, Any] = {"net": nn.Sequential(nn.Linear(4, 4), sc.LIF()), "x": torch.rand(5, 2, 4), "rate": 0.1}
-    with pytest.raises(error, match=text):
+    with pytest.raises(error, match=re.escape(text)):
         sc.functional.calibrate(**{**asked, **change})
 
 

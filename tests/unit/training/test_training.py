@@ -578,7 +578,9 @@ class First(nn.Sequential):
 
 
 class TestASilentLayer:
-    """Spiking neurons that give no spike: usual in the first step, and a fault after a hundred."""
+    """Spiking neurons that give no spike: usual in the first step, a fault after thirty where no layer fires, and after
+    a hundred in any.
+    """
 
     def steps(self, later: float, made: Callable[[], nn.Module] = mlp) -> None:
         torch.manual_seed(0)
@@ -588,7 +590,7 @@ class TestASilentLayer:
             step((later if number else 0.0) * torch.rand(4, 16, 5), labels(16))
 
     def test_it_is_said_once(self) -> None:
-        said = r"^1 \(LIF\) gave no spike in the batches of steps 1 and 100: .*sc\.explain\(net, x\)"
+        said = r"^1 \(LIF\) gave no spike in the batches of steps 1 and 30: .*sc\.explain\(net, x\)"
         with pytest.warns(UserWarning, match=said) as caught:
             self.steps(0.0)
         assert len(caught) == 1
@@ -611,8 +613,16 @@ class TestASilentLayer:
                 nn.init.constant_(parameter, -1.0)
             return net
 
-        with pytest.warns(UserWarning, match=rf"^{re.escape(name)} gave no spike in the batches of steps 1 and 100"):
+        with pytest.warns(UserWarning, match=rf"^{re.escape(name)} gave no spike in the batches of steps 1 and 30"):
             self.steps(8.0, never)
+
+    def test_behind_a_layer_that_fires_it_has_a_hundred_steps(self) -> None:
+        def net() -> nn.Module:
+            return nn.Sequential(nn.Linear(5, 8), sc.LIF(), nn.Linear(8, 3), sc.LIF(threshold=1e9))
+
+        with pytest.warns(UserWarning, match=r"^3 \(LIF\) gave no spike in the batches of steps 1 and 100") as caught:
+            self.steps(8.0, net)
+        assert len(caught) == 1
 
     def test_nothing_is_said_of_one_that_wakes_up(self) -> None:
         self.steps(8.0)
