@@ -191,7 +191,9 @@ def calibrate(
             settled.update(call for call in _needed(graph, [first]) if call.position < first.position)
             settled.update(call for tensor in tensors for call in graph.uses(tensor))
         after = run.rates(layers)
-    rows = tuple(Row(names[a], type(a).__name__, before[a].rate, *after[a], *found[a]) for a in layers)
+    rows = tuple(
+        Row(names[a], type(a).__name__, before[a].rate, after[a].rate, after[a].silent, *found[a]) for a in layers
+    )
     return Calibration(rate, rows, originals)
 
 
@@ -423,7 +425,8 @@ class _Run:
         if _step_of(layer) == "single":  # each call is a time step
             alike = len({z.shape for z in outputs}) == 1
             outputs = [torch.stack(outputs)] if alike else [z.unsqueeze(0) for z in outputs]
-        spikes, count, fired = 0.0, 0, {}
+        spikes, count = 0.0, 0
+        fired: Dict[torch.Size, Tensor] = {}
         for z in outputs:
             if self._mask is None:
                 real = z.flatten(0, 1) if z.ndim > 1 else z
@@ -432,7 +435,7 @@ class _Run:
                 real = z[self._mask.to(z.device)]
             spikes, count = spikes + float(real.abs().float().mean()) * real.numel(), count + real.numel()
             fires = real.any(0)
-            fired[fires.shape] = fired.get(fires.shape, False) | fires
+            fired[fires.shape] = fires | fired.get(fires.shape, fires)
         never = sum([int((~fires).sum()) for fires in fired.values()])
         return _Rate(spikes / max(1, count), never / max(1, sum([fires.numel() for fires in fired.values()])))
 

@@ -13,15 +13,17 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from spikecore.backend import Unsupported
-from spikecore.batches import flattened, run_network
+from spikecore.batches import flattened, run_network, tree_map
 from spikecore.core.modules import makes_time, time_makers
 from spikecore.core.neuron import Neuron
 from spikecore.dtypes import has_float64
+from spikecore.functional import mask_of, stateful_modules, to_rest
 from spikecore.inspect._explain import copied, cuda_devices
 from spikecore.inspect._monitor import Layer, monitor
 from spikecore.inspect._report import Report, Table, dimension_of_time, input_as_read, scaled
 from spikecore.inspect.record import Call, neurons_of, record, stateful_of
 from spikecore.layers import Delay, NormNeuron
+from spikecore.losses import Steps
 from spikecore.neurons import Recurrent
 
 #: Picojoules of a 32-bit floating-point multiplication and addition, of the addition alone.
@@ -126,7 +128,9 @@ class Energy(Report):
 _HEADINGS = ("layer", "kind", "MACs", "ACs", "computed", "energy", "ReLU twin")
 
 
-def energy(net: nn.Module, x: Any, *, e_mac: float = E_MAC, e_ac: float = E_AC) -> Energy:
+def energy(
+    net: nn.Module, x: Any, *, e_mac: float = E_MAC, e_ac: float = E_AC, mask: Optional[Tensor] = None
+) -> Energy:
     """Run ``net`` once on ``x``, count the operations that its numbers ask for, and estimate the energy that they take.
 
     ::
@@ -163,10 +167,13 @@ def energy(net: nn.Module, x: Any, *, e_mac: float = E_MAC, e_ac: float = E_AC) 
         multiplication and 0.9 pJ an addition: M. Horowitz, "Computing's energy problem (and what we can do about it)",
         IEEE International Solid-State Circuits Conference (ISSCC), 2014, pp. 10-14, Figure 1.1.9,
         doi:10.1109/ISSCC.2014.6757323.
+    mask: bool ``[T, B]`` of padded sequences ``[T, B, ...]``, True at real steps, which come first
+        (:func:`spikecore.functional.mask_of`): these alone are computed, of the network and of its twin, in a run for
+        each length.
 
     Raises TypeError for a ``net`` that is no module and an ``x`` without tensors, ValueError for energies that are no
-    finite numbers of 0 or more, :class:`spikecore.backend.Unsupported` for a layer whose products torch computes unseen
-    (its fused attention, ``nn.LSTM`` on some devices), and what the network raises.
+    finite numbers of 0 or more and for a mask that does not fit, :class:`spikecore.backend.Unsupported` for a layer
+    whose products torch computes unseen (its fused attention, ``nn.LSTM`` on some devices), and what the network raises.
     """
     for name, value in (("e_mac", e_mac), ("e_ac", e_ac)):
         if isinstance(value, bool) or not (isinstance(value, (int, float)) and 0 <= value < math.inf):
@@ -183,12 +190,17 @@ def energy(net: nn.Module, x: Any, *, e_mac: float = E_MAC, e_ac: float = E_AC) 
         layers = stack.enter_context(monitor(net)).layers if firing else ()
         tells: Any = {"begins": counting.begin, "operation": counting.operation}
         stack.enter_context(record(net, layers=net.named_modules(), neurons=running, **tells))
-        run_network(net, inputs)
-    called = [layer for layer in layers if layer.calls]
-    steps = max((layer.steps for layer in called), default=1)
-    samples = _samples(net, tensors[0], steps, called)
-    shape = tensors[0].shape
-    time = None if makes_time(net) else dimension_of_time(shape, steps, samples)
+        for part in [inputs] if mask is None else _by_length(inputs, tensors, mask):
+            if mask is not None:
+                to_rest(stateful_modules(net) if firing else (), carried=True)
+            run_network(net, part)
+    called, shape = [layer for layer in layers if layer.calls], tensors[0].shape
+    if mask is None:
+        steps = max((layer.steps for layer in called), default=1)
+        samples = _samples(net, tensors[0], steps, called)
+        time = None if makes_time(net) else dimension_of_time(shape, steps, samples)
+    else:
+        (steps, samples), time = mask.shape, 0
     rows = []
     for (name, kind), totals in counting.totals.items():
         products, sums, macs, acs, *once = [total / samples for total in totals]
@@ -197,8 +209,24 @@ def energy(net: nn.Module, x: Any, *, e_mac: float = E_MAC, e_ac: float = E_AC) 
         costs = [e_mac * first + e_ac * second for first, second in ((macs, acs), twin)]
         rows.append(Operations(name, kind, macs, acs, products, sums, *costs))
     read = input_as_read(shape, steps, time)
+    if mask is not None:
+        read = f"{read}, of which {int(mask.sum()) / samples:g} steps of a sample are real"
     silent = tuple(layer.name or "(net)" for layer in called if layer.rate == 0)
     return Energy(tuple(rows), samples, steps, float(e_mac), float(e_ac), time is not None, read, silent)
+
+
+def _by_length(inputs: Any, tensors: Sequence[Tensor], mask: Tensor) -> List[Any]:
+    """The inputs without padding: a batch for each length."""
+    for tensor in tensors:
+        Steps("x", tensor, mask)  # raises where the mask does not fit
+    lengths = mask.sum(0)
+    if not torch.equal(mask, mask_of(lengths, len(mask)).to(mask.device)):
+        raise ValueError("mask must be True at the first steps of each sequence, as that of sc.functional.mask_of")
+    parts = []
+    for length in lengths.unique().tolist():
+        of_length = (lengths == length).nonzero().flatten().to(tensors[0].device)
+        parts.append(tree_map(lambda value, end=length, which=of_length: value[:end, which], inputs))
+    return parts
 
 
 def _samples(net: nn.Module, x: Tensor, steps: int, called: Sequence[Layer]) -> int:

@@ -382,6 +382,26 @@ def test_layers_that_get_nothing_are_named():
     assert "was 0" not in str(sc.energy(net[:1], image(5, 3, 10)))
 
 
+def test_padding_costs_nothing() -> None:
+    """Neither the network nor its twin: the sum of what sequences alone cost, although neurons fire behind the ends."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 8), sc.LIF(), nn.Linear(8, 3), sc.LIF())
+    net.requires_grad_(False)[2].bias.fill_(3.0)
+    lengths, x = torch.tensor([9, 3, 5, 3]), torch.rand(9, 4, 4)
+    mask = sc.functional.mask_of(lengths, 9)
+    found = sc.energy(net, x * mask[..., None], mask=mask)
+    alone = [sc.energy(net, x[:length, b : b + 1]) for b, length in enumerate(lengths.tolist())]
+    assert (found.macs, found.acs) == (sum(each.macs for each in alone), sum(each.acs for each in alone))
+    assert found.twin == pytest.approx(sum(each.twin for each in alone) / 4)
+    assert found.twin < sc.energy(net, x * mask[..., None]).twin
+    assert (found.samples, found.steps) == (4, 9)
+    assert "T=9 steps, B=4 samples, of which 5 steps of a sample are real" in str(found)
+    with pytest.raises(ValueError, match="mask must be True at the first steps of each sequence"):
+        sc.energy(net, x, mask=mask.flip(0))
+    with pytest.raises(ValueError, match=r"it seems to be \[B, T\]"):
+        sc.energy(net, x, mask=mask.T)
+
+
 def test_wrong_arguments_are_named():
     """Values that are no network, no input, no energy."""
     layer = nn.Linear(2, 2)
