@@ -271,10 +271,12 @@ class Backend(Packing):
 
         ``kwargs`` are those of torch's loader, and ``time_first=True`` where inputs ``[B, T, ...]`` are to be turned.
         """
+        data = torch.utils.data
+        if not kwargs.get("collate_fn"):
+            batched = _above("training._models").of_one_size
+            kwargs["collate_fn"] = data.default_convert if kwargs.get("batch_size", 1) is None else batched
         if kwargs.pop("time_first", False):
-            data = torch.utils.data
-            usual = data.default_convert if kwargs.get("batch_size", 1) is None else data.default_collate
-            kwargs["collate_fn"] = _above("training._models").TimeFirst(kwargs.get("collate_fn") or usual)
+            kwargs["collate_fn"] = _above("training._models").TimeFirst(kwargs["collate_fn"])
         return torch.utils.data.DataLoader(dataset, **kwargs)
 
 

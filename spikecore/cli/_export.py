@@ -15,6 +15,15 @@ from spikecore.backend import BackendError
 from spikecore.cli._named import network as named_network
 
 
+#: Arguments that errors name, as options.
+_OPTIONS = {
+    "inputs=sc.quant.Format(0, 0, 1)": "--inputs 0,0,1",
+    "inputs=sc.quant.Format(frac, low, high)": "--inputs FRAC,LOW,HIGH",
+    "dtype='float32'": "--dtype float32",
+    "dtype='fixed'": "--dtype fixed",
+}
+
+
 def export(network: str, example: Path, out: Path, name: str, dtype: str, inputs: Optional[str], as_json: bool) -> None:
     """Write the program, and print its files and sizes."""
     try:
@@ -22,7 +31,7 @@ def export(network: str, example: Path, out: Path, name: str, dtype: str, inputs
         format = None if inputs is None else _format(inputs)
         written = sc.export_c(net, _example(example), out, name=name, dtype=dtype, inputs=format)
     except (BackendError, ImportError, TypeError, ValueError, OSError) as error:
-        raise click.UsageError(str(error)) from error
+        raise click.UsageError(_in_shell(str(error))) from error
     facts = {
         "folder": str(written.folder),
         "files": [*written.files],
@@ -57,6 +66,13 @@ def _format(text: str) -> Any:
     except ValueError:
         raise ValueError(f"--inputs {text!r} must be FRAC,LOW,HIGH: 0,0,1 for spikes") from None
     return sc.quant.Format(frac, low, high)
+
+
+def _in_shell(text: str) -> str:
+    """An error with the command's options in place of Python's arguments."""
+    for argument, option in _OPTIONS.items():
+        text = text.replace(argument, option)
+    return text
 
 
 def _in_words(format: Any) -> str:

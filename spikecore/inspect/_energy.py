@@ -173,7 +173,8 @@ def energy(
 
     Raises TypeError for a ``net`` that is no module and an ``x`` without tensors, ValueError for energies that are no
     finite numbers of 0 or more and for a mask that does not fit, :class:`spikecore.backend.Unsupported` for a layer
-    whose products torch computes unseen (its fused attention, ``nn.LSTM`` on some devices), and what the network raises.
+    whose products torch computes unseen (its fused attention, ``nn.LSTM`` on some devices), and what the network
+    raises.
     """
     for name, value in (("e_mac", e_mac), ("e_ac", e_ac)):
         if isinstance(value, bool) or not (isinstance(value, (int, float)) and 0 <= value < math.inf):

@@ -42,8 +42,14 @@ def of_network(net: nn.Module, inputs: Any, error: Exception) -> str:
 
     It may have got ``[T, B, ...]``, inputs of another dtype than its weights, or no tensor.
     """
-    if type(error) is TypeError and not flattened(inputs):
+    if type(error) is TypeError and (not flattened(inputs) or type(inputs).__name__ == "PackedSequence"):
         return no_tensor("inputs", inputs)
+    if type(error) is TypeError and isinstance(inputs, (list, tuple)) and "positional argument" in str(error):
+        return (
+            f"{error}. inputs is a {type(inputs).__name__} of {len(inputs)}, each an argument of the network; give one "
+            "tensor [T, B, ...]: of sequences torch.nn.utils.rnn.pad_sequence(inputs), and a mask to losses and "
+            "metrics, sc.functional.mask_of(lengths, T)"
+        )
     if type(error) not in (RuntimeError, ValueError):
         return ""
     if _DTYPES.search(str(error)):

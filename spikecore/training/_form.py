@@ -72,7 +72,8 @@ class Form:
         """Of each option, what became of it."""
         parts = [f"{part.what}: {part.why}" for part in (self._loss, self._update) if part is not None and part.why]
         compiled = {"compile": f"{USED}, but for {'; '.join(parts)}"} if parts and self.is_compiled else {}
-        return {**self._became, **compiled}
+        cast = {"autocast": USED} if self.options.autocast is not None else {}
+        return {**self._became, **compiled, **cast}
 
     def inputs(self, inputs: Any) -> Any:
         """The inputs as the network wants them to lie."""

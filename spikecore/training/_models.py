@@ -9,6 +9,7 @@ import functools
 import warnings
 from typing import Any, Callable, Iterable, Optional
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -103,6 +104,20 @@ def _check_dataset(dataset: Any) -> None:
             f"dataset is a tuple of {len(dataset)} tensors, which would be its samples; for inputs and targets give "
             "torch.utils.data.TensorDataset(inputs, targets)"
         )
+
+
+def of_one_size(samples: Any) -> Any:
+    """The batch of torch's loader, and an error for sequences of different lengths that says what collates them."""
+    try:
+        return torch.utils.data.default_collate(samples)
+    except RuntimeError as error:
+        if "equal size" not in str(error):
+            raise
+        raise ValueError(
+            f"samples have different sizes, and make no batch ({error}): give a collate_fn that pads sequences, by "
+            "torch.nn.utils.rnn.pad_sequence, and returns (x, (labels, mask)), with mask = "
+            "sc.functional.mask_of(lengths, len(x)); the guide's page on sequences has one of six lines"
+        ) from error
 
 
 class TimeFirst:

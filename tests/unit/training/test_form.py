@@ -128,6 +128,11 @@ class TestCompile:
         assert norm.num_batches_tracked == 0
 
 
+def test_autocast_is_there_where_it_is_given() -> None:
+    made = sc.inference_model(network(), options=sc.TrainingOptions(autocast=torch.bfloat16))
+    assert made.form["autocast"] == "used"
+
+
 class TestFast:
     """CudaOptions(fast=True): everything that is fast and can be."""
 

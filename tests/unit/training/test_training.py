@@ -272,6 +272,21 @@ def test_an_array_as_inputs_is_refused():
         step_of(mlp(), sc.losses.ce_count)(torch.rand(4, 16, 5).numpy(), labels(16))
 
 
+def test_sequences_that_are_not_padded_are_refused() -> None:
+    """A list, a packed sequence, and samples of different lengths in a loader, with what pads them."""
+    sequences = [torch.rand(length, 5) for length in (3, 7, 4)]
+    packed = nn.utils.rnn.pack_sequence(sequences, enforce_sorted=False)
+    for model in (functools.partial(step_of(mlp(), sc.losses.ce_count), targets=labels(3)), sc.inference_model(mlp())):
+        with pytest.raises(TypeError, match=r"^inputs is a PackedSequence; give a padded tensor.*mask_of"):
+            model(packed)
+        with pytest.raises(TypeError, match=r"inputs is a list of 3, .*rnn\.pad_sequence\(inputs\), and a mask"):
+            model(sequences)
+    for time_first in (False, True):
+        loader: Any = sc.DataLoader(list(zip(sequences, labels(3))), 3, time_first=time_first)
+        with pytest.raises(ValueError, match=r"samples have different sizes, .* give a collate_fn that pads sequences"):
+            next(iter(loader))
+
+
 def test_batches_of_any_structure():
     """Named tuples are spread, dicts become keywords, and outputs keep their structure, detached."""
     Batch = collections.namedtuple("Batch", ("x", "gain"))
@@ -888,7 +903,7 @@ def test_gradients_are_looked_at_in_the_first_step_and_each_hundredth(spoilt: in
     """An update by NaN is refused there, with its origin; between them it is not seen."""
     net = nn.Sequential(nn.Linear(3, 4), sc.LIF(backend="torch"), nn.Linear(4, 2))
     step = sc.training_model(net, sc.losses.ce_rate, torch.optim.SGD(net.parameters(), 0.0))
-    x, y = torch.rand(2, 5, 3), torch.zeros(5, dtype=torch.long)
+    x, y = 9.0 * torch.rand(2, 5, 3), torch.zeros(5, dtype=torch.long)
     for _ in range(spoilt - 1):
         step(x, y)
     x[0, 0, 0] = float("nan")
