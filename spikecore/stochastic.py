@@ -170,9 +170,12 @@ class EscapeNoise(Stochastic, LIF):
         r = rate exp(min((h - threshold) / delta, 20))
         p = 1 - exp(-r)
         z = [u < p],  u uniform in [0, 1)
+        v' = v_reset where z, else h                   reset="hard"
+        v' = h - threshold z                           reset="soft"
+        v' = h                                         reset="none"
 
-    then reset (:class:`Membrane`); for ``delta`` towards 0 it is LIF. Gerstner, Kistler, Naud and Paninski, Neuronal
-    Dynamics (2014), section 9.1: exponential escape rate, and the probability of a spike within a time step.
+    For ``delta`` towards 0 it is LIF. Gerstner, Kistler, Naud and Paninski, Neuronal Dynamics (2014), section 9.1:
+    exponential escape rate, and the probability of a spike within a time step.
 
     tau: time constant of the potential, in time steps; 1 or above.
     rate: escape rate at the threshold, in spikes per time step; above 0.

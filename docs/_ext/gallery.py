@@ -116,18 +116,6 @@ def arguments(path: str) -> List[str]:
     return table(["argument", "default", "meaning, unit, range"], rows, "arguments")
 
 
-def with_reset(value: Any, lines: List[str]) -> List[str]:
-    """The lines, with the equations of the reset where they name its class."""
-    if not issubclass(value, sc.neurons.Membrane):
-        return lines
-    equations = documented(sc.neurons.Membrane)[0]
-    begin = equations.index("::") + 2
-    reset = [line for line in equations[begin:] if line.startswith("    v' =")]
-    named = r"(?m)^then reset(?: of ``v``)? \(:class:`Membrane`\)[.;,] ?(\w?)"
-    block = "\n".join(["then the reset::", "", *reset, "", ""])
-    return re.sub(named, lambda found: block + found[1].upper(), "\n".join(lines)).splitlines()
-
-
 def _shown(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else repr(value).replace("'", '"')
 
@@ -143,7 +131,7 @@ def page(path: str) -> str:
     lines += [*use(path), *_raw(figure(path))]
     if any(rest):
         heading = "Equations" if "::" in "\n".join(rest) else "Details"
-        lines += [heading, "-" * len(heading), "", *with_reset(value, rest), ""]
+        lines += [heading, "-" * len(heading), "", *rest, ""]
     if shown := formula(path):
         is_neuron = issubclass(value, sc.Neuron)
         what = "One step as it is compiled, with the defaults and nothing learnt:" if is_neuron else "The derivative:"

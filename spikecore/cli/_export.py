@@ -14,7 +14,6 @@ import spikecore as sc
 from spikecore.backend import BackendError
 from spikecore.cli._named import network as named_network
 
-
 #: Arguments that errors name, as options.
 _OPTIONS = {
     "inputs=sc.quant.Format(0, 0, 1)": "--inputs 0,0,1",

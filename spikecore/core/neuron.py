@@ -46,7 +46,8 @@ class Neuron(Stateful):
 
     Arguments of every neuron, beside its own parameters by name:
 
-    surrogate: what stands for the derivative of a spike, see :mod:`spikecore.surrogate`; None for that of the class.
+    surrogate: what stands for the derivative of a spike, see :mod:`spikecore.surrogate`; None: the class's own, which
+        is ``ATan()`` unless it says otherwise.
     detach_reset: whether spikes carry no gradient where they enter the next value of a state in ``reset_states``.
     gradient: ``"surrogate"``, or ``"spike_time"``: the exact derivative of the times of spikes (EventProp).
     learn: names of the parameters to learn, as in ``("tau",)``; they become ``nn.Parameter``.

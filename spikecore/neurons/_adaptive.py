@@ -19,9 +19,12 @@ class Synaptic(Membrane):
         i' = alpha i + x
         h  = beta v + i'
         z  = [h >= threshold]
+        v' = v_reset where z, else h      reset="hard"
+        v' = h - threshold z              reset="soft"
+        v' = h                            reset="none"
 
-    then reset of ``v`` (:class:`Membrane`); the current is not reset. SpikingJelly's ``CUBALIFNode``. (snnTorch's
-    ``Synaptic`` fires on ``>`` and resets one step later: :class:`SynapticLeaky`.)
+    The current is not reset. SpikingJelly's ``CUBALIFNode``. (snnTorch's ``Synaptic`` fires on ``>`` and resets one
+    step later: :class:`SynapticLeaky`.)
 
     alpha: part of the current that remains after a time step; 0 to 1.
     beta: part of the potential that remains after a time step; 0 to 1.
@@ -61,10 +64,13 @@ class CobaLIF(Membrane):
         gi' = alpha_i gi + i
         h   = v + (v_rest - v + ge' (rev_e - v) + gi' (rev_i - v)) / tau
         z   = [h >= threshold]
+        v' = v_reset where z, else h      reset="hard"
+        v' = h - threshold z              reset="soft"
+        v' = h                            reset="none"
 
-    then reset of ``v`` (:class:`Membrane`); the conductances are not reset. They are in units of the leak conductance.
-    A call takes the excitatory and the inhibitory input, both 0 or above: ``neuron(e, i)``. The defaults are those of
-    Vogels and Abbott (J. Neuroscience, 2005) for steps of 1 ms, with the rest at 0 and the threshold at 1.
+    The conductances are not reset. They are in units of the leak conductance. A call takes the excitatory and the
+    inhibitory input, both 0 or above: ``neuron(e, i)``. The defaults are those of Vogels and Abbott (J. Neuroscience,
+    2005) for steps of 1 ms, with the rest at 0 and the threshold at 1.
 
     tau: time constant of the potential without input, in time steps; 1 or above.
     alpha_e: part of the excitatory conductance that remains after a time step; 0 to 1.
@@ -104,9 +110,12 @@ class ALIF(LIF):
 
         z  = [h >= threshold + beta a]      h as in LIF
         a' = rho a + z
+        v' = v_reset where z, else h      reset="hard"
+        v' = h - (threshold + beta a) z   reset="soft"
+        v' = h                            reset="none"
 
-    then reset of ``v`` (:class:`Membrane`); a soft reset subtracts the raised threshold. ``detach_reset`` concerns
-    ``v`` only. In that paper ``b' = rho b + (1 - rho) z``: its ``beta`` is ``beta / (1 - rho)`` here.
+    ``detach_reset`` concerns ``v`` only. In that paper ``b' = rho b + (1 - rho) z``: its ``beta`` is
+    ``beta / (1 - rho)`` here.
 
     tau: time constant of the potential, in time steps; 1 or above.
     rho: part of the adaptation that remains after a time step; 0 to 1.

@@ -23,8 +23,11 @@ class IF(Membrane):
 
         h = v + x
         z = [h >= threshold]
+        v' = v_reset where z, else h      reset="hard"
+        v' = h - threshold z              reset="soft"
+        v' = h                            reset="none"
 
-    then reset (:class:`Membrane`). SpikingJelly's ``IFNode``.
+    SpikingJelly's ``IFNode``.
 
     threshold: where it fires, in the unit of the potential; 0 or above (``v_reset`` or above where that is below 0).
     reset: ``"hard"`` to ``v_reset``, ``"soft"`` by subtraction of ``threshold``, or ``"none"``.
@@ -53,8 +56,11 @@ class LIF(Membrane):
         h = v + (x - (v - v_reset)) / tau      decay_input=True
         h = v - (v - v_reset) / tau + x        decay_input=False
         z = [h >= threshold]
+        v' = v_reset where z, else h           reset="hard"
+        v' = h - threshold z                   reset="soft"
+        v' = h                                 reset="none"
 
-    then reset (:class:`Membrane`). SpikingJelly's ``LIFNode``.
+    SpikingJelly's ``LIFNode``.
 
     tau: time constant of the potential, in time steps; 1 or above: below, the leak overshoots, and ``v`` changes sign
         at each step.
@@ -102,8 +108,11 @@ class PLIF(Membrane):
         h = v + (x - (v - v_reset)) sigmoid(w)      decay_input=True
         h = v - (v - v_reset) sigmoid(w) + x        decay_input=False
         z = [h >= threshold]
+        v' = v_reset where z, else h                reset="hard"
+        v' = h - threshold z                        reset="soft"
+        v' = h                                      reset="none"
 
-    then reset (:class:`Membrane`). SpikingJelly's ``ParametricLIFNode``.
+    SpikingJelly's ``ParametricLIFNode``.
 
     tau: time constant at the start, in time steps; above 1. It sets ``w = -log(tau - 1)``, a number without a unit. A
         tensor of shape ``[C]`` gives each channel its own.
@@ -155,9 +164,12 @@ class KLIF(LIF):
 
         h = relu(k charge)      charge is h of LIF
         z = [h >= threshold]
+        v' = v_reset where z, else h      reset="hard"
+        v' = h - threshold z              reset="soft"
+        v' = h                            reset="none"
 
-    then reset (:class:`Membrane`), with ``scale_reset`` of ``h / k``, where a soft one subtracts ``threshold / k``.
-    SpikingJelly's ``KLIFNode``.
+    With ``scale_reset`` the reset is that of ``h / k``, and a soft one subtracts ``threshold / k``. SpikingJelly's
+    ``KLIFNode``.
 
     tau: time constant of the potential, in time steps; 1 or above.
     k: gain of the potential, a number without a unit; above 0.

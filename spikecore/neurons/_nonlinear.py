@@ -15,9 +15,12 @@ class QIF(Membrane):
 
         h = v + (x + a0 (v - v_rest) (v - v_c)) / tau
         z = [h >= threshold]
+        v' = v_reset where z, else h      reset="hard"
+        v' = h - threshold z              reset="soft"
+        v' = h                            reset="none"
 
-    then reset (:class:`Membrane`). Above ``v_c`` and without a hard reset ``v`` grows without bound, so that potentials
-    and gradients become infinite and NaN. SpikingJelly's ``QIFNode``.
+    Above ``v_c`` and without a hard reset ``v`` grows without bound, so that potentials and gradients become infinite
+    and NaN. SpikingJelly's ``QIFNode``.
 
     tau: time constant of the potential, in time steps; above 0.
     v_c: critical potential, above which ``v`` grows by itself.
@@ -59,8 +62,11 @@ class EIF(Membrane):
 
         h = v + (x + v_rest - v + delta_t exp(min((v - theta_rh) / delta_t, 40))) / tau
         z = [h >= threshold]
+        v' = v_reset where z, else h      reset="hard"
+        v' = h - threshold z              reset="soft"
+        v' = h                            reset="none"
 
-    then reset (:class:`Membrane`). AdEx adds a current that adapts; the page "A neuron of your own" has it.
+    AdEx adds a current that adapts; the page "A neuron of your own" has it.
     SpikingJelly's ``EIFNode``, but for the limit of the exponent: an upstroke of exp(40) is far above any threshold,
     and without a limit it is infinite for a small ``delta_t``, or where nothing resets the potential, and gradients
     are NaN.
@@ -115,10 +121,12 @@ class Izhikevich(Membrane):
         h  = v + (x + a0 (v - v_rest) (v - v_c) - w) / tau
         z  = [h >= threshold]
         w' = w + (a (h - v_rest) - w) / tau_w + b z
+        v' = v_reset where z, else h      reset="hard"
+        v' = h - threshold z              reset="soft"
+        v' = h                            reset="none"
 
-    then reset of ``v`` (:class:`Membrane`). ``detach_reset`` concerns ``v`` only: the spike's push on ``w`` keeps its
-    gradient. As of :class:`QIF`, ``v`` grows without bound where the reset is not ``"hard"``. SpikingJelly's
-    ``IzhikevichNode``.
+    ``detach_reset`` concerns ``v`` only: the spike's push on ``w`` keeps its gradient. As of :class:`QIF`, ``v`` grows
+    without bound where the reset is not ``"hard"``. SpikingJelly's ``IzhikevichNode``.
 
     tau: time constant of the potential, in time steps; above 0.
     v_c: critical potential, above which ``v`` grows by itself.

@@ -60,6 +60,7 @@ def test_the_same_program(folder: Path) -> None:
     ("arguments", "words"),
     [
         ("c_model:broken --example data.pt --dtype float32", "there is no C for GELU"),
+        ("c_model:net --example data.pt", "or say what the input is, --inputs 0,0,1 for spikes"),
         ("c_model:nothing --example data.pt", "c_model has no 'nothing'"),
         ("c_model:net --example none.pt", "none.pt"),
         ("c_model:net --example data.pt --inputs 1", "--inputs '1' must be FRAC,LOW,HIGH: 0,0,1 for spikes"),
