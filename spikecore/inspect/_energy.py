@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
@@ -226,8 +227,12 @@ def _by_length(inputs: Any, tensors: Sequence[Tensor], mask: Tensor) -> List[Any
     parts = []
     for length in lengths.unique().tolist():
         of_length = (lengths == length).nonzero().flatten().to(tensors[0].device)
-        parts.append(tree_map(lambda value, end=length, which=of_length: value[:end, which], inputs))
+        parts.append(tree_map(partial(_cut, length=length, samples=of_length), inputs))
     return parts
+
+
+def _cut(value: Tensor, length: int, samples: Tensor) -> Tensor:
+    return value[:length, samples]
 
 
 def _samples(net: nn.Module, x: Tensor, steps: int, called: Sequence[Layer]) -> int:
