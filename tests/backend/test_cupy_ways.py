@@ -19,8 +19,8 @@ WAYS: Dict[str, Any] = {
     "chunks are fetched ahead": ((forms, "FEWEST", 32), HostKernel, "ahead.cuh"),
     "divisions of several neurons at once": ((forms, "FEWEST", 16), HostKernel, "ahead.cuh"),
 }
-#: Around the ends of chunks; neurons that single threads, pairs and several blocks take; inputs that broadcast, of which
-#: a block has several rows, a part of each, or no whole one.
+#: Around the ends of chunks; neurons that single threads, pairs and several blocks take; inputs that broadcast, of
+#: which a block has several rows, a part of each, or no whole one.
 CALLS = [
     f"generated/model={model},dtype={dtype},shape={shape},{more}wanted=inputs+states,given=outputs+final"
     for model, dtype, shape, more in (
