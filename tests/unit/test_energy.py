@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize, prune
 
+import refusals
 import spikecore as sc
 
 
@@ -373,13 +374,4 @@ def test_layers_that_get_nothing_are_named():
     assert "was 0" not in str(sc.energy(net[:1], image(5, 3, 10)))
 
 
-def test_wrong_arguments_are_named():
-    """Values that are no network, no input, no energy."""
-    layer = nn.Linear(2, 2)
-    with pytest.raises(TypeError, match="net=3 is an int"):
-        sc.energy(3, torch.ones(2, 2))
-    with pytest.raises(TypeError, match="x=3 has no tensor"):
-        sc.energy(layer, 3)
-    for wrong in (-1.0, float("nan"), "4", True):
-        with pytest.raises(ValueError, match="e_ac=.* must be picojoules of an operation, a number of 0 or more"):
-            sc.energy(layer, torch.ones(2, 2), e_ac=wrong)
+test_refused = refusals.table(__file__, globals())
