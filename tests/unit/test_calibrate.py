@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import refusals
 import spikecore as sc
 
 T, B = 20, 16
@@ -230,24 +231,6 @@ def test_remarks_say_why_a_rate_was_not_reached() -> None:
     assert "has no weights that scale what it gives" in computed.remark
 
 
-@pytest.mark.parametrize(
-    ("change", "error", "text"),
-    [
-        ({"rate": 0.0}, ValueError, "rate=0.0 must be above 0; usual rates are 0.05 to 0.4"),
-        ({"rate": 10}, ValueError, "rate=10 must be below 1, the most spikes of a neuron in a step"),
-        ({"rate": "0.1"}, TypeError, "rate='0.1' is a str; give a number"),
-        ({"x": [[1.0]]}, TypeError, "give a batch, a tensor"),
-        ({"x": torch.full((2, 1, 4), float("nan"))}, ValueError, "x has values that are not finite"),
-        ({"net": nn.Linear(4, 4)}, ValueError, "has no layer of neurons that fires, and nothing to scale"),
-        ({"net": sc.LIF}, TypeError, "give the network itself"),
-    ],
-)
-def test_what_it_refuses(change: Dict[str, Any], error: Any, text: str) -> None:
-    asked: Dict[str, Any] = {"net": nn.Sequential(nn.Linear(4, 4), sc.LIF()), "x": torch.rand(5, 2, 4), "rate": 0.1}
-    with pytest.raises(error, match=text):
-        sc.functional.calibrate(**{**asked, **change})
-
-
 def test_a_forward_that_branches_is_refused_with_its_place() -> None:
     class Branches(nn.Module):
         def __init__(self) -> None:
@@ -260,3 +243,6 @@ def test_a_forward_that_branches_is_refused_with_its_place() -> None:
 
     with pytest.raises(ValueError, match=r"calibrate: forward of .*Branches.*calibrate the parts"):
         sc.functional.calibrate(Branches(), torch.rand(5, 2, 4))
+
+
+test_refused = refusals.table(__file__, globals())

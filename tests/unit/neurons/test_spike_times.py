@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+import refusals
 import spikecore as sc
 from spikecore import losses
 
@@ -294,10 +295,5 @@ class TestOption:
         assert after.item() < before / 2
         assert sc.metrics.accuracy(outputs, y, by="first_spike") == 1.0
 
-    def test_errors(self):
-        with pytest.raises(ValueError, match="LIF: gradient='time' must be 'surrogate', or 'spike_time' for the exact"):
-            sc.LIF(gradient="time")
-        with pytest.raises(ValueError, match="Leaky: gradient='spike_time' needs equations with one spike, the first"):
-            sc.Leaky(0.9, gradient="spike_time")(torch.rand(3, 2))
-        with pytest.raises(ValueError, match="and these have 0; leave gradient= out"):
-            sc.LI(gradient="spike_time")(torch.rand(3, 2))
+
+test_refused = refusals.table(__file__, globals())
