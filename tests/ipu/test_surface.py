@@ -9,7 +9,6 @@ import re
 from pathlib import Path
 
 import pytest
-import torch
 
 import poptorch_emulator
 import spikecore as sc
@@ -102,14 +101,6 @@ def test_nothing_else_imports_it():
 @pytest.mark.parametrize("kind", translate.ACCEPTED)
 def test_hyperparameters_are_poptorchs(kind):
     assert set(translate.ACCEPTED[kind]) <= set(OPTIMIZERS[kind.__name__].split())
-
-
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_the_emulator_takes_the_same(name):
-    taken = inspect.signature(getattr(poptorch_emulator.optim, name)).parameters
-    assert set(OPTIMIZERS[name].split()) <= set(taken)
-    if hasattr(torch.optim, name):
-        assert issubclass(getattr(poptorch_emulator.optim, name), getattr(torch.optim, name))
 
 
 @pytest.mark.parametrize("name", [name for name, arguments in SURFACE.items() if arguments is not None])

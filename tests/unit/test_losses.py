@@ -1,4 +1,4 @@
-"""Losses and accuracy agree with NumPy written by hand, torch's weighting and finite differences."""
+"""Losses agree with NumPy written by hand, torch's weighting and finite differences."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from torch.nn import functional as F
 import refusals
 from spikecore import losses
 from spikecore.functional import mask_of
-from spikecore.metrics import accuracy
 
 T, B, C = 7, 5, 6
 CLASS_LOSSES = [losses.ce_count, losses.ce_rate, losses.ce_max_membrane, losses.mse_count, losses.mse_membrane]
@@ -381,73 +380,6 @@ class TestSpikeTimes:
             np.testing.assert_allclose(found.numpy(), each / NEURONS / len(targets), rtol=1e-12)
             mean = losses.mse_temporal(x, given, target_is_time=True, mask=mask)
             torch.testing.assert_close(mean, found.mean())
-
-
-STEPS, MANY, CLASSES = 9, 40, 6
-
-
-def sparse(rate=0.15, seed=0):
-    """Sparse spike trains ``[T, B, C]``: some neurons are silent, some tie."""
-    return (torch.rand(STEPS, MANY, CLASSES, generator=torch.Generator().manual_seed(seed)) < rate).float()
-
-
-def many_labels(classes=CLASSES, seed=1):
-    """Class indices ``[B]``."""
-    return torch.randint(0, classes, (MANY,), generator=torch.Generator().manual_seed(seed))
-
-
-def accuracy_by_hand(x, y, by, classes):
-    """The accuracy, in loops; a group of neurons spikes when one of them does."""
-    group, right = x.shape[2] // classes, 0
-    for b in range(x.shape[1]):
-        scores = []
-        for c in range(classes):
-            train = x[:, b, c * group : (c + 1) * group]
-            times = [t for t in range(x.shape[0]) if train[t].any()]
-            first = times[0] if times else x.shape[0]
-            value = {"first_spike": -first, "max_membrane": train.sum(-1).max()}.get(by, train.sum())
-            scores.append(-value)
-        right += scores.index(min(scores)) == y[b]
-    return right / x.shape[1]
-
-
-@pytest.mark.parametrize("by", ["count", "first_spike", "max_membrane", "mean_membrane"])
-@pytest.mark.parametrize("classes", [None, 3])
-def test_accuracy_is_the_fraction_right(by, classes):
-    """The fraction of samples whose class has most spikes, or spikes first, populations pooled."""
-    x, y = sparse(), many_labels(classes or CLASSES)
-    if by.endswith("membrane"):
-        x = torch.randn(x.shape, generator=torch.Generator().manual_seed(3)) - 2.0  # most are negative
-    found = accuracy(x, y, by=by, num_classes=classes)
-    assert found.item() == pytest.approx(accuracy_by_hand(x.numpy(), y.numpy(), by, classes or CLASSES))
-    assert 0 < found.item() <= 1
-
-
-def test_membranes_are_not_counted():
-    """The maximum decided in training, and a sum of potentials was compared with the targets."""
-    membrane = sparse() - 0.5
-    with pytest.raises(ValueError, match="by='count' counts spikes, and spikes has negative values.*'max_membrane'"):
-        accuracy(membrane, many_labels())
-    assert accuracy(sparse() * 0.5, many_labels()) == accuracy(sparse(), many_labels())  # graded spikes
-    labels = many_labels()
-    assert torch.func.vmap(lambda x: accuracy(x, labels))(membrane.unsqueeze(0)).isnan().all()  # nothing may be read
-
-
-@pytest.mark.parametrize("by", ["count", "first_spike", "max_membrane", "mean_membrane"])
-def test_samples_without_a_label_are_left_out(by):
-    """They counted as wrong; the losses leave them out. They need no real step, and what they hold does not matter."""
-    x, y = sparse(), many_labels()
-    y[::3] = -100
-    real = torch.ones(STEPS, MANY, dtype=torch.bool)
-    real[:, 0] = False
-    x[:, 3] = float("nan")
-    wanted = accuracy(x[:, y >= 0], y[y >= 0], by=by)
-    assert torch.equal(accuracy(x, y, by=by, mask=real, ignore_index=-100), wanted)
-    assert torch.equal(accuracy(x, y, by=by, ignore_index=-100), wanted)
-    assert torch.equal(accuracy(x, y, by=by, ignore_index=-1), accuracy(x, y, by=by))
-    assert accuracy(x, torch.full_like(y, 2), by=by, ignore_index=2).isnan()
-    with pytest.raises(ValueError, match="mask is False at every step of 1 of 40 sequences"):
-        accuracy(x, y, by=by, mask=real)
 
 
 test_refused = refusals.table(__file__, globals())
