@@ -34,10 +34,6 @@ _KINDS = (
     "leaky-hard leaky-prompt-soft"
 ).split()
 _EXACT, _NOT_ARITHMETIC = ("if", "lif", "leaky"), ("plif", "eif")
-#: dtype of the parameter, dtype of the input.
-_PAIRS = [("float16", "float32"), ("bfloat16", "float32"), ("float64", "float32"), ("float16", "float16"),
-          ("bfloat16", "float16"), ("float32", "float16"), ("float16", "float64"), ("float32", "float64"),
-          ("float64", "float64")]  # fmt: skip
 #: Step counts around 16, up to which a backend may unroll and beyond which it works in chunks; and beyond.
 _LONG, _STEPS = (2, 15, 16, 17, 31, 32, 33, 40), (17, 33, 64, 100, 250)
 #: Name -> shape ``[T, *N]``. No steps, one; no neurons, one, odd counts, counts beside a power of two.
@@ -160,9 +156,7 @@ def _parameters(cases: Collection, model: Model, reset: str, name: str) -> None:
 
 def _kinds_of_parameters(cases: Collection) -> None:
     one, learnt = "parameters", {**BACK, "learn": ("*",)}
-    for kind, each in (("channel", "channel"), ("full", "neuron")):
-        holds = f"one value per {each}, nothing learnt"
-        add_row(cases, f"parameters/{kind}-forward", one, holds, Config(params=kind))
+    for kind in ("channel", "full"):
         holds = "a batch of one has the gradients of all its neurons' values"
         config = Config(reset="soft", params=kind, shape=(6, 1, 7), **learnt)
         add_row(cases, f"parameters/{kind}-batch-of-one", one, holds, config)
@@ -170,32 +164,9 @@ def _kinds_of_parameters(cases: Collection) -> None:
         holds = "channel_dim says along which dimension of a time step the channels lie"
         config = Config(shape=(6, 2, 3, 2, 5), params="channel", channel_dim=dim, learn=("*",), **BACK)
         add_row(cases, f"parameters/channel-dim{dim}", one, holds, config)
-    holds = "only the parameters to learn get a gradient"
-    alone = [Config(reset="soft", learn=(name,), **BACK) for name in ("tau", "threshold", "v_reset")]
-    add_row(cases, "parameters/some-learnt", one, holds, *alone)
-    holds = "parameters learn where the input needs no gradient"
-    config = Config("plif", learn=("w", "threshold"), call="short", given=("outputs",))
-    add_row(cases, "parameters/gradient-alone", one, holds, config)
     for values in ("1x7", "3x1", "1x1"):
         holds = "a parameter that broadcasts to one time step is spread over it, and its gradient summed"
         add_row(cases, f"parameters/full-{values}", one, holds, Config(reset="soft", params=values, **learnt))
-    holds = "numbers, shared, per-channel and per-neuron parameters go together"
-    mixed = [
-        Config(params="channel/full/number", learn=names, **BACK) for names in (("tau", "threshold"), ("v_reset",))
-    ]
-    add_row(cases, "parameters/mixed", one, holds, *mixed)
-    holds = "a parameter of any strides is read where it lies"
-    laid = [Config(params="full", param_layout=how) for how in ("strided", "transposed", "one-number")]
-    add_row(cases, "parameters/strided", one, holds, *laid)
-    holds = "a tensor of another dtype counts as rounded to that of arithmetic; its gradient is in its own dtype"
-    for stored, dtype in _PAIRS:
-        for kind in ("scalar", "channel", "full"):
-            config = Config(
-                "swap", "none", dtype=dtype, shape=(6, 3, 5), params=kind, param_dtype=stored, learn=("leak",), **BACK
-            )
-            # a sum past 65504 is infinite in the parameter's dtype; it was finite while it was summed
-            huge = [replace(config, cotangents="huge")] if stored == "float16" and dtype != "float64" else []
-            add_row(cases, f"parameters/{kind}-{stored}-on-{dtype}", one, holds, config, *huge)
     holds = "a shared parameter's gradient is summed over many neurons and steps"
     add_row(cases, "parameters/many", one, holds, Config(shape=(5, 37, 113), **learnt))
 
@@ -216,12 +187,6 @@ def _kinds_of_state(cases: Collection) -> None:
     def add(name: str, holds: str, *configs: Config) -> None:
         add_row(cases, name, "state", holds, *configs)
 
-    everything = {**ALL, "learn": ()}
-    add("record/gradient", "a recorded state carries its gradient", Config(**everything), Config("alif", **everything))
-    config = Config(reset="soft", record=("v",), wanted=("inputs",), given=("trace",))
-    add("record/gradient-alone", "a gradient may come from a recorded state alone", config)
-    several = [Config("alif", record=names, bits=True) for names in (("a",), ("a", "v"))]
-    add("record/several", "several states are recorded, in the order asked for", *several)
     for steps in _LONG:
         shape = (steps, 3, 5)
         holds = "any number of steps gives the oracle's outputs and final state"
@@ -231,10 +196,6 @@ def _kinds_of_state(cases: Collection) -> None:
     holds = "step by step, the gradient through the carried state is that of one call"
     single = {**BACK, "call": "single", "shape": (8, 3, 5)}
     add("state/single-gradient", holds, *[Config(model, "soft", **single) for model in ("lif", "leaky", "alif")])
-    alone = {**BOTH, "given": ("final v",)}
-    add("state/final-alone", "a gradient may come from the final state alone", Config(**alone), Config("alif", **alone))
-    config = Config(reset="soft", state=True, wanted=("states",), given=("outputs",))
-    add("state/initial-alone", "only the initial state may need a gradient", config)
     pieces: Dict[str, Any] = {"reset": "soft", "shape": (40, 3, 5), "call": "carried", "bits": True}
     models = ("lif", "synaptic", "leaky")
     holds = "calls that carry their state give what one long call gives"
