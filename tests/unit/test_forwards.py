@@ -230,16 +230,7 @@ pytestmark = pytest.mark.skipif(
 #: The seeds of the forwards that are drawn for each tool by hand.
 BY_HAND = range(*map(int, os.environ.get("FORWARDS", "0").split("-")))
 F32, F64 = torch.float32, torch.float64
-KEEP = (
-    "soft_reset",
-    "no_reset",
-    "delayed_reset",
-    "surrogate",
-    "detach_reset",
-    "gradient",
-    "many_spikes",
-    "initial_state",
-)
+KEEP = "soft_reset no_reset delayed_reset surrogate detach_reset gradient many_spikes initial_state".split()
 
 
 def same(forward: Forward, net: nn.Module, named: Dict[str, nn.Parameter], choose: Choose) -> None:

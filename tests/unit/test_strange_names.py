@@ -87,55 +87,9 @@ WORDS = [
     *"input output metadata nodes edges type version spikecore places wiring result weight bias network".split(),
     *"Makefile makefile GNUmakefile recorded Recorded RECORDED test build host step reset nibble work0 none".split(),
     *["", ".", "..", "...", "/", "//", "../executed", "/tmp/executed", "a/b", "..\\executed", "~", "C:", "a.b", "a..b"],
-    *[
-        "/*",
-        "*/",
-        "a/*b",
-        "//",
-        "/*/",
-        "??/",
-        "\\",
-        "a\\\n",
-        "#",
-        "%",
-        "%s",
-        "{}",
-        "{0}",
-        "{x!r}",
-        "@name@",
-        "$@",
-        "$<",
-    ],
-    *[
-        "$",
-        "$a$",
-        r"$\frac$",
-        r"\$",
-        r"a\$b$",
-        "$$",
-        "a_b^c",
-        "<b>",
-        "&amp;",
-        "</td>",
-        "<input>",
-        "<output>",
-        "\x1b[2J",
-    ],
-    *[
-        "τ",
-        "größe",
-        "ﬁ",
-        "ª",
-        "1st",
-        "²",
-        "名前",
-        "\U0001d465",
-        "e\u0301",
-        "\ud800",
-        "a" * 300,
-        "ü" * 100,
-        "a." * 60 + "a",
-    ],
+    *r"/* */ a/*b // /*/ ??/ \ # % %s {} {0} {x!r} @name@ $@ $< $ $a$ $\frac$ \$ a\$b$ $$ a_b^c <b> &amp;".split(),
+    *["a\\\n", "</td>", "<input>", "<output>", "\x1b[2J", "e\u0301", "\ud800", "a" * 300, "ü" * 100, "a." * 60 + "a"],
+    *"τ größe ﬁ ª 1st ² 名前 \U0001d465".split(),
 ]
 _PIECES = [*WORDS, *CONTROLS, *"\"'`;:,()[]{}<>|&=+-*/?!@#$%^~. _", *"abcXYZ019"]
 
@@ -439,8 +393,6 @@ def test_names_in_conversions(watched: Fresh, path: List[str]) -> None:
             sc.layers.pack(net)
     assert torch.allclose(net(x), before)
 
-
-# -- kernels
 
 # -- tables and pictures
 

@@ -13,24 +13,14 @@ import spikecore as sc
 from kernel_loop import Gated
 from spikecore.backend import Spec, Unsupported
 from spikecore.kernels import BackwardPlan, ForwardPlan
+from spikecore.testing._oracle.rules import VALUE
 
 T, SHAPE = 5, (3, 4)
 
 #: A table of another library than torch: every operation that a test's programs and their adjoints use.
 NUMPY: Dict[str, Any] = {
-    "add": np.add,
-    "sub": np.subtract,
-    "mul": np.multiply,
-    "div": np.divide,
-    "neg": np.negative,
-    "exp": np.exp,
-    "sigmoid": lambda x: 1.0 / (1.0 + np.exp(-x)),
-    "maximum": np.maximum,
-    "where": np.where,
-    "select": lambda z, a, b: np.where(z != 0.0, a, b),
-    "detach": lambda x: x,
+    **VALUE,
     "spike": lambda u, strict, *derivative: ((u > 0.0) if strict else (u >= 0.0)).astype(u.dtype),
-    "gt": np.greater,
 }
 
 

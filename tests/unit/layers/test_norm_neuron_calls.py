@@ -121,14 +121,8 @@ CHANGES: Dict[str, Callable[[NormNeuron], Any]] = {
 
 
 #: Those that eval mode, where running statistics normalise, has another way for.
-EVAL_CHANGES = (
-    "weight in place",
-    "mean in place",
-    "weight with gaps",
-    "statistics away",
-    "eps",
-    "another norm",
-    "loaded",
+EVAL_CHANGES = "weight in place, mean in place, weight with gaps, statistics away, eps, another norm, loaded".split(
+    ", "
 )
 
 
