@@ -19,7 +19,6 @@ import torch
 import spikecore as sc
 from plain_loop import Loop, Plain
 from spikecore.lang import Node, Program, loop_invariant, topological
-from spikecore.testing._oracle.rules import VALUE
 
 Grid = Tuple[int, int]
 
@@ -45,6 +44,36 @@ def results(neuron: Any, x: torch.Tensor, backend: str) -> List[torch.Tensor]:
         value.cpu()
         for value in (*(outputs if isinstance(outputs, tuple) else (outputs,)), *(trace[0].values() if trace else ()))
     ]
+
+
+#: op -> NumPy's function.
+FLOATS: Dict[str, Any] = {
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "div": np.divide,
+    "neg": np.negative,
+    "abs": np.abs,
+    "sqrt": np.sqrt,
+    "round": np.rint,
+    "floor": np.floor,
+    "sign": np.sign,
+    "detach": np.positive,
+    "minimum": np.minimum,
+    "maximum": np.maximum,
+    "clamp": lambda x, low, high: np.minimum(np.maximum(x, low), high),
+    "where": np.where,
+    "select": lambda z, a, b: np.where(z != 0, a, b),
+    "ge": np.greater_equal,
+    "gt": np.greater,
+    "le": np.less_equal,
+    "lt": np.less,
+    "eq": np.equal,
+    "ne": np.not_equal,
+    "and": np.logical_and,
+    "or": np.logical_or,
+    "not": np.logical_not,
+}
 
 
 def on_grid(value: Any) -> Grid:
@@ -106,7 +135,7 @@ class Integers:
                     u = self.coefficients[node.args[0]]
                     self.coefficients[node] = dtype(u > 0 if node.attr.strict else u >= 0)
                 elif node in fixed:
-                    self.coefficients[node] = VALUE[node.op](*[self.coefficients[arg] for arg in node.args])
+                    self.coefficients[node] = FLOATS[node.op](*[self.coefficients[arg] for arg in node.args])
 
     def start(self) -> List[Grid]:
         return [on_grid(self.coefficients[node]) for node in self.program.initial]

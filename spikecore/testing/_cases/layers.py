@@ -383,11 +383,25 @@ def _named(context: Context, form: str) -> None:
         out, end, trace = layer.run(x, state=state if form == "state" else None, record=("far", "v", "h"))
         if kind is _Named and "h" in end:
             raise Mismatch(f"a named value is in the state after the last step: {sorted(end)}")
+        if form in ("", "state", "repeat"):
+            right_h = _potentials(as_array(x), as_array(state["v"]) if form == "state" else 0.0, form == "repeat")
+            same("the value", f"{kind.__name__} {form}", as_array(trace["h"]), right_h)
         loss = sum(((k + 1.0) * value * value).sum() for k, value in enumerate((out, *trace.values())))
         results.append({**trace, "the output": out, "the gradient": torch.autograd.grad(loss, x)[0]})
     ours, right = results
     for what, value in ours.items():
         same(what, f"{_Named.__name__} {form}", as_array(value), as_array(right[what]), right="states written out")
+
+
+def _potentials(x: Any, v: Any, repeat: bool) -> Any:
+    """The potential of ``_Named`` before each spike, in float32."""
+    rows, x = [], np.asarray([x] * 5 if repeat else x, np.float32)
+    v = np.zeros_like(x[0]) + np.float32(v)
+    for x_t in x:
+        h = v + (x_t - v) / np.float32(2.0)
+        v = np.where(h >= 1.0, np.float32(0.0), h)
+        rows.append(h)
+    return np.stack(rows)
 
 
 def _filled(linear: nn.Linear) -> nn.Linear:
