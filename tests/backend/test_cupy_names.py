@@ -1,7 +1,7 @@
 """CUDA kernels with names that CUDA, C and kernels themselves have: they compile and compute what torch does.
 
-That texts differ in names alone is a test of their own (tests/null/test_names.py). Here is what a text cannot show:
-words that compilers take for something else.
+That texts differ in names alone is a test of their own (tests/unit/lang/test_render.py). Here is what a text cannot
+show: words that compilers take for something else.
 """
 
 from __future__ import annotations

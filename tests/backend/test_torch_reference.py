@@ -1,4 +1,4 @@
-"""Capabilities of the reference backend, and a backend that can do nothing."""
+"""The reference backend: the whole suite, its capabilities, and a backend that can do nothing."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import spikecore as sc
 from spikecore import functional
 from spikecore.backend import Backend, BackendInfo, Capabilities, Spec, Unsupported, hookimpl
 from spikecore.plugins.registry import BUILTINS, Registry, default_registry, replace_default
+from spikecore.testing import TIERS, BackendConformance
 from spikecore_torch import CAPABILITIES, spikecore_backends
 from spikecore_torch.backend import TorchBackend
 
@@ -187,3 +188,11 @@ def test_second_derivatives(make: Callable[[], sc.LIF]) -> None:
     x = torch.rand(6, 2, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).mul(3).requires_grad_()
     tau = torch.tensor(2.5, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradgradcheck(call, (x, tau))
+
+
+@pytest.mark.matrix(tier="core")
+class TestTorch(BackendConformance):
+    """The torch backend."""
+
+    backend = "torch"
+    tiers = TIERS

@@ -1,4 +1,6 @@
-"""Training through PopTorch is training: its steps are those of the torch backend, whatever the options."""
+"""Training through PopTorch is training: its steps are those of the torch backend, whatever the options, and those of
+delays; a network in fixed point has its bits.
+"""
 
 from __future__ import annotations
 
@@ -97,3 +99,41 @@ def test_twenty_updates(optimizer, iterations, accumulation, replicas, mode):
             torch.testing.assert_close(ours.detach(), theirs.detach(), rtol=0, atol=1e-6)
         fired += outputs.sum().item()
     assert fired > 10  # a silent network would agree with anything
+
+
+def trained(backend, per, learn):
+    """A step of a network with delays, and the network."""
+    torch.manual_seed(0)
+    net = nn.Sequential(sc.Delay(nn.Linear(6, 8), 3, per=per, learn=learn), sc.LIF(), nn.Linear(8, 3), sc.LI())
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
+    return sc.training_model(net, sc.losses.ce_max_membrane, optimizer, backend=backend), net
+
+
+@pytest.mark.parametrize("per", ["connection", "input"])
+@pytest.mark.parametrize("learn", [("delay",), ()])
+def test_three_steps(per, learn):
+    """Outputs, losses, weights and positions; a width that was set is copied as any weight that is written to."""
+    x, y = 3 * torch.rand(5, 4, 6, generator=torch.Generator().manual_seed(1)), torch.tensor([0, 1, 2, 0])
+    there, net = trained("ipu", per, learn)
+    here, same = trained("torch", per, learn)
+    for width in (1.5, 1.0, 0.5):
+        for step, layer in ((there, net[0]), (here, same[0])):
+            if learn:
+                layer.sigma = width
+                if step is there and width < 1.5:
+                    step.executor.copyWeightsToDevice()
+        torch.testing.assert_close(there(x, y), here(x, y))
+    torch.testing.assert_close(net.state_dict(), same.state_dict())
+
+
+def test_a_compiled_network() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 12), sc.ALIF(threshold=0.2), nn.Linear(12, 4), sc.LI())
+    x = torch.rand(10, 3, 6)
+    fixed = sc.quant.prepare(net, x).eval()
+    sc.set_backend(fixed, "torch")
+    expected = fixed(x)
+    sc.set_backend(fixed, "ipu")
+    options = poptorch.Options()
+    found = poptorch.inferenceModel(fixed, options)(x)
+    assert torch.equal(found, expected)

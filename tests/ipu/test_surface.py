@@ -1,18 +1,21 @@
-"""The backend uses nothing outside PopTorch 3.4: every name and argument it uses is in the table below."""
+"""The backend uses nothing outside PopTorch 3.4, in the table below; and which PopTorch serves it."""
 
 from __future__ import annotations
 
 import ast
+import importlib.util
 import inspect
 import re
 from pathlib import Path
 
 import pytest
-import torch
 
 import poptorch_emulator
+import spikecore as sc
 import spikecore_ipu
-from spikecore_ipu import translate
+import warm
+from spikecore.plugins.registry import BUILTINS, Registry
+from spikecore_ipu import sdk, translate
 
 PACKAGE = Path(spikecore_ipu.__file__).parent
 
@@ -100,14 +103,6 @@ def test_hyperparameters_are_poptorchs(kind):
     assert set(translate.ACCEPTED[kind]) <= set(OPTIMIZERS[kind.__name__].split())
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_the_emulator_takes_the_same(name):
-    taken = inspect.signature(getattr(poptorch_emulator.optim, name)).parameters
-    assert set(OPTIMIZERS[name].split()) <= set(taken)
-    if hasattr(torch.optim, name):
-        assert issubclass(getattr(poptorch_emulator.optim, name), getattr(torch.optim, name))
-
-
 @pytest.mark.parametrize("name", [name for name, arguments in SURFACE.items() if arguments is not None])
 def test_the_emulator_has_it(name):
     """With PopTorch's arguments, in PopTorch's order."""
@@ -117,3 +112,37 @@ def test_the_emulator_has_it(name):
         found = found.__init__  # of a generic class Python 3.8 shows another signature
     parameters = tuple(one for one in inspect.signature(found).parameters if one != "self")
     assert parameters == SURFACE[name]
+
+
+def test_the_list_of_backends_says_who_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the emulator stands in for an IPU, the list says so; where nothing does, it says why."""
+    for value, state, words in (("1", "ready", "the emulator on the CPU"), ("yes", "unavailable", "is neither 1")):
+        monkeypatch.setenv("SPIKECORE_IPU_EMULATOR", value)
+        rows = {row.name: row for row in Registry(BUILTINS, entry_points=[]).status(probe=True)}
+        assert rows["ipu"].state == state
+        assert words in rows["ipu"].detail
+
+
+def test_without_the_emulator_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The list of backends and whoever asks for PopTorch name the distribution, and the command that installs it."""
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == sdk.EMULATOR else found(name))
+    asks = "SPIKECORE_IPU_EMULATOR=1 asks for the distribution poptorch-emulator, which is not installed"
+    command = "pip install ./plugins/poptorch-emulator"
+    row = next(row for row in Registry(BUILTINS, entry_points=[]).status(probe=True) if row.name == "ipu")
+    assert row.state == "unavailable"
+    assert asks in row.detail
+    assert command in row.detail
+    with pytest.raises(sc.backend.BackendUnavailable, match=f"{asks} .*`{command}` in a checkout"):
+        sdk.poptorch()
+    with pytest.raises(sc.backend.BackendUnavailable, match=f"{asks} .*`{command}` in a checkout"):
+        Registry(BUILTINS, entry_points=[]).get("ipu", "a test")
+
+
+def test_the_emulator_needs_nothing_of_spikecore() -> None:
+    """It is a distribution of its own: importing it imports no module of spikecore, nor does it name one."""
+    code = "import sys, poptorch_emulator; print([name for name in sys.modules if name.startswith('spikecore')])"
+    done = warm.run("-c", code, check=True, timeout=120)
+    assert done.stdout.strip() == "[]"
+    folder = Path(poptorch_emulator.__file__).parent
+    assert [path.name for path in folder.rglob("*.py") if "spikecore" in path.read_text(encoding="utf-8")] == []

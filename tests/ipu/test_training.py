@@ -272,3 +272,17 @@ def test_a_derivative_that_is_not_finite():
 
 
 test_refused = refusals.table(__file__, globals())
+
+
+def test_a_call_that_poptorch_compiles_is_refused():
+    """A call on the host is seen; a step of the device, whose tensors hold no values when it is compiled, is not."""
+    net = Net()
+    x = 4 * torch.rand(3, 4, generator=torch.Generator().manual_seed(1))
+    with sc.monitor(net, record=("v",)) as seen:
+        net(x)
+    assert list(seen) == ["lif1", "lif2"]
+    assert seen["lif1"].v.shape == (6, 3, 8)
+    step = sc.training_model(net, sc.losses.ce_count, torch.optim.SGD(net.parameters(), 0.1), backend="ipu")
+    text = "LIF is watched by sc.monitor, and PopTorch compiles the call for an IPU"
+    with sc.monitor(net), pytest.raises(RuntimeError, match=text):
+        step(x, torch.tensor([0, 1, 2]))

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import poptorch_emulator as poptorch
+import refusals
 import spikecore as sc
 from ipu_nets import Net, adam, data, same_weights, trained
 
@@ -28,26 +29,6 @@ class TestSchedules:
 
 
 class TestOptimizers:
-    def test_one_that_poptorch_has_not(self):
-        net = Net()
-        with pytest.raises(
-            sc.backend.Unsupported, match="optimizer is Adagrad, which PopTorch cannot run; use torch.optim's SGD"
-        ):
-            trained(net, torch.optim.Adagrad(net.parameters()))
-
-    @pytest.mark.parametrize(
-        ("make", "says"),
-        [
-            (lambda held: torch.optim.Adam(held, amsgrad=True), "amsgrad=True in a group: PopTorch has only non-amsgr"),
-            (lambda held: torch.optim.SGD(held, 0.1, maximize=True), "maximize=True in a group: PopTorch ignores it"),
-            (lambda held: torch.optim.SGD(held, 0.1, 0.9, 0.1), "dampening=0.1 in a group: PopTorch damps the first "),
-        ],
-    )
-    def test_an_option_that_poptorch_has_not(self, make, says):
-        net = Net()
-        with pytest.raises(sc.backend.Unsupported, match=says):
-            trained(net, make(net.parameters()))
-
     def test_other_parameters(self):
         """Of another network, more than those of this one, and fewer."""
         net, other = Net(), nn.Linear(2, 2)
@@ -95,3 +76,6 @@ class TestOptimizers:
             for _ in range(2):
                 with pytest.raises(sc.backend.Unsupported, match=says):
                     step(*data())
+
+
+test_refused = refusals.table(__file__, globals())

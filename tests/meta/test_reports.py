@@ -20,19 +20,7 @@ from spikecore.testing.reports import badge, changes, junit
 SCHEMA = {
     "testsuites": ({"name", "time", "tests", "failures", "disabled", "errors"}, {"testsuite"}),
     "testsuite": (
-        {
-            "name",
-            "tests",
-            "failures",
-            "errors",
-            "time",
-            "disabled",
-            "skipped",
-            "timestamp",
-            "hostname",
-            "id",
-            "package",
-        },
+        {*"name tests failures errors time disabled skipped timestamp hostname id package".split()},
         {"properties", "testcase", "system-out", "system-err"},
     ),
     "properties": (set(), {"property"}),

@@ -38,7 +38,7 @@ def test_a_call_is_refused_on_the_device_that_lacks_it() -> None:
 def test_the_suite_asks_for_the_device_under_test() -> None:
     """A case of a capability that this device lacks must be refused, and is counted as unsupported."""
     with installed(Partial):
-        results = check_backend("partial", cases=["record/several"])
+        results = check_backend("partial", cases=["record/clif"])
     assert {result.outcome for result in results} == {"unsupported"}
     assert {result.lacking for result in results} == {("record",)}
 

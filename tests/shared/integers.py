@@ -46,7 +46,8 @@ def results(neuron: Any, x: torch.Tensor, backend: str) -> List[torch.Tensor]:
     ]
 
 
-_FLOATS = {
+#: op -> NumPy's function.
+FLOATS: Dict[str, Any] = {
     "add": np.add,
     "sub": np.subtract,
     "mul": np.multiply,
@@ -134,7 +135,7 @@ class Integers:
                     u = self.coefficients[node.args[0]]
                     self.coefficients[node] = dtype(u > 0 if node.attr.strict else u >= 0)
                 elif node in fixed:
-                    self.coefficients[node] = _FLOATS[node.op](*[self.coefficients[arg] for arg in node.args])
+                    self.coefficients[node] = FLOATS[node.op](*[self.coefficients[arg] for arg in node.args])
 
     def start(self) -> List[Grid]:
         return [on_grid(self.coefficients[node]) for node in self.program.initial]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-import re
 from typing import Any, Callable, Dict
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+import refusals
 import spikecore as sc
 
 T, B = 20, 16
@@ -276,27 +276,6 @@ def test_a_mask_has_rates_of_real_steps(net: nn.Module) -> None:
     assert report.rows[-1].after == pytest.approx(0.1, rel=1.0)
 
 
-@pytest.mark.parametrize(
-    ("change", "error", "text"),
-    [
-        ({"rate": 0.0}, ValueError, "rate=0.0 must be above 0; usual rates are 0.05 to 0.4"),
-        ({"rate": 10}, ValueError, "rate=10 must be below 1, the most spikes of a neuron in a step"),
-        ({"rate": "0.1"}, TypeError, "rate='0.1' is a str; give a number"),
-        ({"x": [[1.0]]}, TypeError, "give a batch, a tensor"),
-        ({"x": torch.full((2, 1, 4), float("nan"))}, ValueError, "x has values that are not finite"),
-        ({"leave": "1"}, TypeError, "leave='1' must be a tuple of names, such as leave=('1',)"),
-        ({"leave": ("0",)}, ValueError, "'0' is no layer of neurons that fires; of '1'"),
-        ({"mask": torch.ones(2, 5).bool()}, ValueError, "it seems to be [B, T], give mask.T"),
-        ({"net": nn.Linear(4, 4)}, ValueError, "has no layer of neurons that fires, and nothing to scale"),
-        ({"net": sc.LIF}, TypeError, "give the network itself"),
-    ],
-)
-def test_what_it_refuses(change: Dict[str, Any], error: Any, text: str) -> None:
-    asked: Dict[str, Any] = {"net": nn.Sequential(nn.Linear(4, 4), sc.LIF()), "x": torch.rand(5, 2, 4), "rate": 0.1}
-    with pytest.raises(error, match=re.escape(text)):
-        sc.functional.calibrate(**{**asked, **change})
-
-
 def test_a_forward_that_branches_is_refused_with_its_place() -> None:
     class Branches(nn.Module):
         def __init__(self) -> None:
@@ -309,3 +288,6 @@ def test_a_forward_that_branches_is_refused_with_its_place() -> None:
 
     with pytest.raises(ValueError, match=r"calibrate: forward of .*Branches.*calibrate the parts"):
         sc.functional.calibrate(Branches(), torch.rand(5, 2, 4))
+
+
+test_refused = refusals.table(__file__, globals())

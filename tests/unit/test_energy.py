@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize, prune
 
+import refusals
 import spikecore as sc
 
 
@@ -402,13 +403,4 @@ def test_padding_costs_nothing() -> None:
         sc.energy(net, x, mask=mask.T)
 
 
-def test_wrong_arguments_are_named():
-    """Values that are no network, no input, no energy."""
-    layer = nn.Linear(2, 2)
-    with pytest.raises(TypeError, match="net=3 is an int"):
-        sc.energy(3, torch.ones(2, 2))
-    with pytest.raises(TypeError, match="x=3 has no tensor"):
-        sc.energy(layer, 3)
-    for wrong in (-1.0, float("nan"), "4", True):
-        with pytest.raises(ValueError, match="e_ac=.* must be picojoules of an operation, a number of 0 or more"):
-            sc.energy(layer, torch.ones(2, 2), e_ac=wrong)
+test_refused = refusals.table(__file__, globals())

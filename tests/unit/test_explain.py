@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import refusals
 import spikecore as sc
 from kernel_loop import Loop as KernelLoop
 from plain_loop import Plain
@@ -319,36 +320,11 @@ def test_text_and_html() -> None:
     assert "A&lt;b&gt;" in sc.explain(odd, torch.rand(3, requires_grad=True))._repr_html_()
 
 
-LINEAR = nn.Linear(3, 3)
-CUT = nn.Sequential(LINEAR, type("Cut", (nn.Module,), {"forward": lambda self, x: x.detach()})())
+class Cut(nn.Module):
+    """No gradient comes through."""
 
-
-@pytest.mark.parametrize(
-    ("net", "options", "error", "text"),
-    [
-        ("x", {}, TypeError, "net='x' is a str; give the network"),
-        (LINEAR, {"x": None}, TypeError, "x=None has no tensor; give the network's input"),
-        (LINEAR, {"loss": 3}, TypeError, "loss=3 must be a function of the outputs of net alone, or"),
-        (LINEAR, {"loss": lambda out: out}, ValueError, r"loss must give one number with a .* got shape \(2, 3\)"),
-        (LINEAR, {"loss": sc.losses.ce_count}, TypeError, "missing .* argument: 'targets'"),
-        (CUT, {}, ValueError, "training=False explains the forward pass alone"),
-        (sc.LIF(), {"backend": "nope"}, sc.backend.UnknownBackend, r"unknown backend 'nope' \(from explain\(\)\)"),
-    ],
-)
-def test_errors_name_the_argument(net: Any, options: Any, error: Any, text: str) -> None:
-    """Each says what to give."""
-    with pytest.raises(error, match=text):
-        sc.explain(net, **{"x": torch.rand(2, 3), **options})
-
-
-def test_inputs_that_do_not_fit_are_said_as_in_a_training_step() -> None:
-    """In place of torch's error: another dtype than the weights, no time in a convolution, no tensor."""
-    dense = nn.Sequential(nn.Linear(3, 3), sc.LIF(backend="torch"))
-    with pytest.raises(ValueError, match=r"weights torch.float32: give inputs.to\(torch.float32\)"):
-        sc.explain(dense, torch.ones(4, 2, 3, dtype=torch.int64))
-    images = nn.Sequential(sc.encode.Constant(4), nn.Conv2d(1, 2, 3), sc.LIF(backend="torch"))
-    with pytest.raises(ValueError, match=r"1 \(Conv2d\) take inputs \[B, \.\.\.\].*sc.layers.TimeBatched"):
-        sc.explain(images, torch.rand(2, 1, 8, 8))
+    def forward(self, x: Tensor) -> Tensor:
+        return x.detach()
 
 
 @pytest.mark.parametrize("look", [sc.explain, sc.energy])
@@ -524,3 +500,6 @@ def test_a_read_out_that_divides_by_a_long_tau_is_told(tau: float, told: bool) -
     net = nn.Sequential(nn.Linear(10, 6), sc.LIF(decay_input=False), nn.Linear(6, 3), sc.LI(tau=tau))
     text = "The input of 3 (LI) is divided by tau, so that potentials are small"
     assert has(sc.explain(net, torch.rand(20, 8, 10)), text) == told
+
+
+test_refused = refusals.table(__file__, globals())

@@ -1,4 +1,4 @@
-"""Losses and accuracy agree with NumPy written by hand, torch's weighting and finite differences."""
+"""Losses agree with NumPy written by hand, torch's weighting and finite differences."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from torch.nn import functional as F
 import refusals
 from spikecore import losses
 from spikecore.functional import mask_of
-from spikecore.metrics import accuracy
 
 T, B, C = 7, 5, 6
 CLASS_LOSSES = [losses.ce_count, losses.ce_rate, losses.ce_max_membrane, losses.mse_count, losses.mse_membrane]
@@ -168,40 +167,6 @@ class TestRegularizers:
 class TestErrors:
     """A wrong argument is named, with its value and what would be right."""
 
-    @pytest.mark.parametrize("loss", CLASS_LOSSES[:1])
-    @pytest.mark.parametrize(
-        ("outputs", "targets", "error", "text"),
-        [
-            (torch.zeros(B, C), torch.zeros(B).long(), ValueError, r"outputs must be \[T, B, C\].* got shape \(5, 6\)"),
-            (
-                torch.zeros(B, C),
-                torch.zeros(B).long(),
-                ValueError,
-                r"if forward averages over time, use a loss of torch, such as",
-            ),
-            (
-                (torch.zeros(T, B, C),) * 2,
-                torch.zeros(B).long(),
-                TypeError,
-                r"got tuple; .*your_loss\(outputs\[1\], tar",
-            ),
-            (torch.zeros(0, B, C), torch.zeros(B).long(), ValueError, r"at least one time step.*\(0, 5, 6\)"),
-            (torch.zeros(T, B, C).long(), torch.zeros(B).long(), TypeError, "outputs must be floating.*torch.int64"),
-            (
-                torch.zeros(T, B, C),
-                torch.zeros(B + 1).long(),
-                ValueError,
-                r"targets must be .*\(5,\).* got shape \(6,\)",
-            ),
-            (torch.zeros(T, B, C), torch.zeros(B), TypeError, "targets must be integer.*got torch.float32"),
-            (torch.zeros(T, B, C), torch.zeros(B).bool(), TypeError, "targets must be integer.*got torch.bool"),
-        ],
-    )
-    def test_outputs_and_targets(self, loss, outputs, targets, error, text):
-        """Shapes and dtypes of both are checked."""
-        with pytest.raises(error, match=text):
-            loss(outputs, targets)
-
     @pytest.mark.parametrize("loss", CLASS_LOSSES)
     @pytest.mark.parametrize("wrong", [-100, C])
     def test_target_out_of_range(self, loss, wrong):
@@ -282,19 +247,6 @@ def test_gradient_of_all_keywords_is_exact(loss):
     x = rectified() + torch.rand(T, B, C, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
     keywords = {"label_smoothing": 0.1, "weight": WEIGHT, "ignore_index": 1, "mask": mask_of([4, 3, 7, 2, 6], T)}
     assert torch.autograd.gradcheck(partial(loss, targets=classes(), **keywords), x.requires_grad_())
-
-
-@pytest.mark.parametrize("loss", EVERY)
-def test_wrong_targets_are_named(loss):
-    for wrong in (1.0, True):
-        with pytest.raises(TypeError, match=f"ignore_index must be an int or None, got {wrong}"):
-            loss(rectified(), classes(), ignore_index=wrong)
-    if loss in SMOOTHED:
-        for wrong in (1.5, -0.1, float("nan")):
-            with pytest.raises(ValueError, match=f"label_smoothing must be from 0 to 1, got {wrong}"):
-                loss(rectified(), classes(), label_smoothing=wrong)
-        with pytest.raises(TypeError, match="label_smoothing must be a number, got 'some'"):
-            loss(rectified(), classes(), label_smoothing="some")
 
 
 LONG, SAMPLES, NEURONS = 9, 6, 4
@@ -428,73 +380,6 @@ class TestSpikeTimes:
             np.testing.assert_allclose(found.numpy(), each / NEURONS / len(targets), rtol=1e-12)
             mean = losses.mse_temporal(x, given, target_is_time=True, mask=mask)
             torch.testing.assert_close(mean, found.mean())
-
-
-STEPS, MANY, CLASSES = 9, 40, 6
-
-
-def sparse(rate=0.15, seed=0):
-    """Sparse spike trains ``[T, B, C]``: some neurons are silent, some tie."""
-    return (torch.rand(STEPS, MANY, CLASSES, generator=torch.Generator().manual_seed(seed)) < rate).float()
-
-
-def many_labels(classes=CLASSES, seed=1):
-    """Class indices ``[B]``."""
-    return torch.randint(0, classes, (MANY,), generator=torch.Generator().manual_seed(seed))
-
-
-def accuracy_by_hand(x, y, by, classes):
-    """The accuracy, in loops; a group of neurons spikes when one of them does."""
-    group, right = x.shape[2] // classes, 0
-    for b in range(x.shape[1]):
-        scores = []
-        for c in range(classes):
-            train = x[:, b, c * group : (c + 1) * group]
-            times = [t for t in range(x.shape[0]) if train[t].any()]
-            first = times[0] if times else x.shape[0]
-            value = {"first_spike": -first, "max_membrane": train.sum(-1).max()}.get(by, train.sum())
-            scores.append(-value)
-        right += scores.index(min(scores)) == y[b]
-    return right / x.shape[1]
-
-
-@pytest.mark.parametrize("by", ["count", "first_spike", "max_membrane", "mean_membrane"])
-@pytest.mark.parametrize("classes", [None, 3])
-def test_accuracy_is_the_fraction_right(by, classes):
-    """The fraction of samples whose class has most spikes, or spikes first, populations pooled."""
-    x, y = sparse(), many_labels(classes or CLASSES)
-    if by.endswith("membrane"):
-        x = torch.randn(x.shape, generator=torch.Generator().manual_seed(3)) - 2.0  # most are negative
-    found = accuracy(x, y, by=by, num_classes=classes)
-    assert found.item() == pytest.approx(accuracy_by_hand(x.numpy(), y.numpy(), by, classes or CLASSES))
-    assert 0 < found.item() <= 1
-
-
-def test_membranes_are_not_counted():
-    """The maximum decided in training, and a sum of potentials was compared with the targets."""
-    membrane = sparse() - 0.5
-    with pytest.raises(ValueError, match="by='count' counts spikes, and spikes has negative values.*'max_membrane'"):
-        accuracy(membrane, many_labels())
-    assert accuracy(sparse() * 0.5, many_labels()) == accuracy(sparse(), many_labels())  # graded spikes
-    labels = many_labels()
-    assert torch.func.vmap(lambda x: accuracy(x, labels))(membrane.unsqueeze(0)).isnan().all()  # nothing may be read
-
-
-@pytest.mark.parametrize("by", ["count", "first_spike", "max_membrane", "mean_membrane"])
-def test_samples_without_a_label_are_left_out(by):
-    """They counted as wrong; the losses leave them out. They need no real step, and what they hold does not matter."""
-    x, y = sparse(), many_labels()
-    y[::3] = -100
-    real = torch.ones(STEPS, MANY, dtype=torch.bool)
-    real[:, 0] = False
-    x[:, 3] = float("nan")
-    wanted = accuracy(x[:, y >= 0], y[y >= 0], by=by)
-    assert torch.equal(accuracy(x, y, by=by, mask=real, ignore_index=-100), wanted)
-    assert torch.equal(accuracy(x, y, by=by, ignore_index=-100), wanted)
-    assert torch.equal(accuracy(x, y, by=by, ignore_index=-1), accuracy(x, y, by=by))
-    assert accuracy(x, torch.full_like(y, 2), by=by, ignore_index=2).isnan()
-    with pytest.raises(ValueError, match="mask is False at every step of 1 of 40 sequences"):
-        accuracy(x, y, by=by, mask=real)
 
 
 test_refused = refusals.table(__file__, globals())

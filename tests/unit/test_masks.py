@@ -26,10 +26,6 @@ LOSSES = [
     partial(losses.first_spike, tau=2.0, early=0.1),
     partial(losses.mse_temporal, on_target=2),
 ]
-REGULARIZERS = [
-    *(partial(losses.rate_regularizer, target=(0.35, 0.45), per=per) for per in ("neuron", "sample", "population")),
-    partial(losses.rate_sparsity, strength=0.01),
-]
 METRICS = [partial(metrics.accuracy, by=by) for by in ("count", "first_spike", "max_membrane", "mean_membrane")]
 #: What stands at padded steps, which nothing may show.
 PADDING = [1.0, float("nan")]
@@ -139,35 +135,6 @@ class TestAccuracy:
             expected = torch.stack([metric(part[:, None], targets[:1], num_classes=3) for part in parts]).mean()
             found = metric(padded(parts, value, last), targets, num_classes=3, mask=mask(last))
             torch.testing.assert_close(found, expected)
-
-
-EVERY = [
-    *((partial(loss, targets=torch.zeros(B, dtype=torch.int64)), "outputs") for loss in LOSSES),
-    *((partial(metric, targets=torch.zeros(B, dtype=torch.int64)), "spikes") for metric in METRICS),
-    *((regularizer, "spikes") for regularizer in REGULARIZERS),
-]
-
-
-class TestErrors:
-    """A wrong mask is named, with what it is and what would be right."""
-
-    @pytest.mark.parametrize(("function", "name"), EVERY[::4])
-    def test_a_wrong_mask(self, function, name):
-        x = torch.rand(T, B, C)
-        for wrong, error, text in (
-            ([1, 2], TypeError, r"mask must be a bool tensor \[T, B\].* got list; .*mask_of\(lengths, T\) makes one"),
-            (mask().float(), TypeError, r"mask must be torch\.bool, .*got torch\.float32; give mask != 0"),
-            (
-                torch.tensor([3] * B),
-                TypeError,
-                r"got torch\.int64; give sc\.functional\.mask_of\(lengths, 7\), if",
-            ),
-            (mask()[0], ValueError, rf"mask must be \[T, B\], shape \(7, 5\) for {name} of .*got shape \(5,\)$"),
-            (mask().T, ValueError, r"got shape \(5, 7\); it seems to be \[B, T\], give mask\.T"),
-            (mask()[1:], ValueError, r"got shape \(6, 5\)$"),
-        ):
-            with pytest.raises(error, match=text):
-                function(x, mask=wrong)
 
 
 class TestMaskOf:

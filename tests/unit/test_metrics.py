@@ -9,7 +9,6 @@ import pytest
 import torch
 from sklearn.metrics import confusion_matrix
 from torch import Tensor
-from torch.nn import functional as F
 
 import refusals
 import spikecore as sc
@@ -36,17 +35,21 @@ def labels(shape: tuple = (B,), seed: int = 1) -> Tensor:
     return torch.randint(0, C, shape, generator=torch.Generator().manual_seed(seed))
 
 
-def order(x: np.ndarray, by: str) -> List[int]:
-    """Classes of one sample ``[steps, C]``, the predicted one first, the first of equals before the others."""
+def order(x: np.ndarray, by: str, classes: int = C) -> List[int]:
+    """Classes of one sample ``[steps, C]``, the predicted one first, the first of equals before the others.
+
+    Neighbours are pooled where there are fewer classes than neurons.
+    """
+    x = x.reshape(len(x), classes, -1).sum(-1)
     if by == "count":
-        scores = [-x[:, c].sum() for c in range(C)]
+        scores = [-x[:, c].sum() for c in range(classes)]
     elif by == "first_spike":
-        scores = [next((t for t, value in enumerate(x[:, c]) if value), T) for c in range(C)]
+        scores = [next((t for t, value in enumerate(x[:, c]) if value), T) for c in range(classes)]
     elif by == "max_membrane":
-        scores = [-max(x[:, c]) for c in range(C)]
+        scores = [-max(x[:, c]) for c in range(classes)]
     else:
-        scores = [-x[:, c].mean() for c in range(C)]
-    return sorted(range(C), key=lambda c: scores[c])
+        scores = [-x[:, c].mean() for c in range(classes)]
+    return sorted(range(classes), key=lambda c: scores[c])
 
 
 @pytest.mark.parametrize("lengths", [[T] * B, LENGTHS])
@@ -62,6 +65,8 @@ class TestLoops:
         for top in range(1, C + 1):
             expected = np.mean([int(y[b]) in orders[b][:top] for b in range(B)])
             assert accuracy(padded, y, by=by, top=top, mask=mask).item() == pytest.approx(expected)
+        pooled = [order(x[:length, b].numpy(), by, 2)[0] == y[b] for b, length in enumerate(lengths)]
+        assert accuracy(padded, y, by=by, num_classes=2, mask=mask).item() == pytest.approx(np.mean(pooled))
 
     def test_over_time_and_latency(self, by: str, lengths: List[int]) -> None:
         x, y, mask = outputs(by), labels(), mask_of(lengths, T)
@@ -81,6 +86,32 @@ class TestLoops:
         y[:2], y[2] = 255, -1
         expected = confusion_matrix(y[3:], predicted[3:], labels=range(C))
         assert confusion(x, y, by=by, mask=mask, ignore_index=255).tolist() == expected.tolist()
+
+
+def test_membranes_are_not_counted() -> None:
+    """The maximum decided in training, and a sum of potentials was compared with the targets."""
+    membrane, y = outputs() - 0.5, labels()
+    with pytest.raises(ValueError, match="by='count' counts spikes, and spikes has negative values.*'max_membrane'"):
+        accuracy(membrane, y)
+    assert accuracy(outputs() * 0.5, y) == accuracy(outputs(), y)  # graded spikes
+    assert torch.func.vmap(lambda x: accuracy(x, y))(membrane.unsqueeze(0)).isnan().all()  # nothing may be read
+
+
+@pytest.mark.parametrize("by", BY)
+def test_samples_without_a_label_are_left_out(by: str) -> None:
+    """They counted as wrong; the losses leave them out. They need no real step, and what they hold does not matter."""
+    x, y = outputs(), labels()
+    y[::3] = -100
+    real = torch.ones(T, B, dtype=torch.bool)
+    real[:, 0] = False
+    x[:, 3] = float("nan")
+    wanted = accuracy(x[:, y >= 0], y[y >= 0], by=by)
+    assert torch.equal(accuracy(x, y, by=by, mask=real, ignore_index=-100), wanted)
+    assert torch.equal(accuracy(x, y, by=by, ignore_index=-100), wanted)
+    assert torch.equal(accuracy(x, y, by=by, ignore_index=-1), accuracy(x, y, by=by))
+    assert accuracy(x, torch.full_like(y, 2), by=by, ignore_index=2).isnan()
+    with pytest.raises(ValueError, match="mask is False at every step of 1 of 40 sequences"):
+        accuracy(x, y, by=by, mask=real)
 
 
 def test_sparsity_counts_zeros() -> None:
@@ -123,11 +154,6 @@ class TestDense:
         found.sum().backward()
         expected.sum().backward()
         torch.testing.assert_close(x.grad.permute(0, 1, 3, 4, 2).reshape(flat.shape), flat.grad)
-
-    def test_ce_count_is_torchs_cross_entropy_of_places(self) -> None:
-        y, weight = labels((5, 2, 4)), torch.tensor([0.5, 2.0, 1.0, 3.0])
-        found = losses.ce_count(dense(), y, weight=weight, ignore_index=1)
-        torch.testing.assert_close(found, F.cross_entropy(dense().sum(0), y, weight=weight, ignore_index=1))
 
 
 def test_the_predictions_of_a_training_step_can_be_metrics() -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+import refusals
 import spikecore as sc
 from spikecore.context import COMPILES
 
@@ -238,25 +239,6 @@ def test_activation_checkpointing_is_seen_once():
             call(x)
 
 
-def test_what_cannot_be_seen_is_refused():
-    """Arguments that name nothing."""
-    net, x = network(), driven(5, 3, 6)
-    for wrong, text in (
-        ({"record": "v"}, r"record='v' must be a tuple of names, such as record=\('v',\)"),
-        ({"record": ("w",)}, r"record=\['w'\]: 'w' is no state of a watched neuron; there are 'a', 'h', 'v'"),
-        ({"layers": ("0",)}, r"'0' is no layer of neurons; there are '1', '3', '5'"),
-    ):
-        with pytest.raises((TypeError, ValueError), match=text), sc.monitor(net, **wrong):
-            pass
-    with pytest.raises(TypeError, match="net=5 is an int; give the network"), sc.monitor(5):
-        pass
-    with pytest.raises(ValueError, match="has no spikecore neuron to watch"), sc.monitor(nn.Linear(2, 2)):
-        pass
-    with sc.monitor(net) as seen, pytest.raises(KeyError, match="'0' is no watched layer; there are '1', '3', '5'"):
-        _ = seen["0"]
-    net(x)
-
-
 def logged_network() -> nn.Sequential:
     torch.manual_seed(1)
     return nn.Sequential(nn.Linear(6, 30), sc.LIF(), nn.Linear(30, 4), sc.LI())
@@ -307,3 +289,6 @@ def test_a_block_that_is_not_entered_says_so() -> None:
     assert repr(block).startswith("<sc.monitor records within a block")
     with pytest.raises(AttributeError, match=r"^sc\.record records within a block"):
         sc.record(network(), "v").take()
+
+
+test_refused = refusals.table(__file__, globals())

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import copy
 import pickle
-import re
 from typing import Any, Callable, Dict, Tuple
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+import refusals
 import spikecore as sc
 from spikecore.lang import TraceError
 
@@ -146,36 +146,4 @@ def neuron(write: Callable[[Any, Any], Any], **declared: Any) -> sc.Neuron:
     return made
 
 
-REFUSED = {
-    "a state": (lambda x, p: sc.ops.named("v", x), "sc.ops.named('v', ...) has the name of a state"),
-    "an input": (lambda x, p: sc.ops.named("x", x), "sc.ops.named('x', ...) has the name of an input"),
-    "two values": (
-        lambda x, p: sc.ops.named("h", x) + sc.ops.named("h", 2.0 * x),
-        "sc.ops.named('h', ...) has two values in Own.dynamics; give each a name of its own",
-    ),
-    "no name": (lambda x, p: sc.ops.named("a b", x), "sc.ops.named got the name 'a b' in Own.dynamics; give a name"),
-    "a comparison": (lambda x, p: sc.ops.where(sc.ops.named("h", x > 0.0), 1.0, 0.0), "('h', ...) got a comparison"),
-    "an unread parameter": (
-        lambda x, p: 0.0 * x if sc.ops.named("h", x * p.k) is None else x,
-        "the value 'h' of sc.ops.named reads the parameter 'k', which neither an output nor a next state reads",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_names_that_are_refused(name: str) -> None:
-    write, text = REFUSED[name]
-    with pytest.raises(TraceError, match=re.escape(text)):
-        neuron(write, params={"k": 1.0}).program  # noqa: B018  # traces it
-
-
-def test_names_that_nothing_has() -> None:
-    net = nn.Sequential(sc.LIF(), sc.LI())
-    with pytest.raises(
-        ValueError, match=r"name='q' is no state and no named value of a neuron; there are \['h', 'v'\]"
-    ):
-        sc.record(net, "q").__enter__()
-    with pytest.raises(ValueError, match=r"name=\('h',\) is no state and no named value"):
-        sc.record(net, ("h",)).__enter__()  # type: ignore[arg-type]  # refused
-    with pytest.raises(ValueError, match="LI: record names 'h', which is no state; states: v"):
-        net[1].run(images(3, 2), record=("h",))
+test_refused = refusals.table(__file__, globals(), TraceError, neuron)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields, is_dataclass
 import pytest
 import torch
 
+import refusals
 import spikecore as sc
 from spikecore.lang import TraceError
 from spikecore.surrogate import Surrogate
@@ -85,17 +86,6 @@ class TestBadParameters:
         with pytest.raises((TypeError, ValueError), match=f"^{cls.__name__}: {field}=.* must be a finite number$"):
             cls(**{field: value})
 
-    def test_pseudo_spike_exponent(self):
-        """A q-pseudo-spike with exponent 1 or less is none."""
-        with pytest.raises(ValueError, match=r"^QPseudoSpike: alpha=1\.0 must be above 1$"):
-            S.QPseudoSpike(alpha=1.0)
-
-    @pytest.mark.parametrize("n", [1, 2.5])
-    def test_number_of_terms(self, n):
-        """A Fourier series needs a whole number of terms, one at least."""
-        with pytest.raises(ValueError, match=f"^SquarewaveFourier: n={n} must be a whole number, 2 or more$"):
-            S.SquarewaveFourier(n=n)
-
 
 @dataclass(frozen=True)
 class Box(Surrogate):
@@ -123,6 +113,17 @@ class Constant(Surrogate):
 
     def derivative(self, u):
         return 0.25
+
+
+class Empty(Surrogate):
+    """Forgot the derivative."""
+
+
+class Window(Surrogate):
+    """A truth value, which is no derivative."""
+
+    def derivative(self, u):
+        return abs(u) < 0.5
 
 
 class TestOwn:
@@ -156,21 +157,5 @@ class TestOwn:
         with pytest.raises(ValueError, match="^Box: width=-1 must be above 0$"):
             Box(-1)
 
-    def test_without_derivative(self):
-        """A subclass that forgot the derivative is named when it is used."""
 
-        class Empty(Surrogate):
-            pass
-
-        with pytest.raises(NotImplementedError, match=r"^Empty must define derivative\(self, u\)$"):
-            sc.IF(surrogate=Empty())(torch.ones(1, 1))
-
-    def test_that_returns_a_comparison(self):
-        """A truth value is no derivative; the message says how to make it a number."""
-
-        class Window(Surrogate):
-            def derivative(self, u):
-                return abs(u) < 0.5
-
-        with pytest.raises(TraceError, match=r"derivative gives a comparison.*return sc.ops.where\(comparison, a, b\)"):
-            sc.IF(surrogate=Window())(torch.ones(1, 1))
+test_refused = refusals.table(__file__, globals(), TraceError)

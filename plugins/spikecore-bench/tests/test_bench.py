@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Dict
 
 import pytest
 import torch
 
+import refusals
 from bench_runs import TINY, Mutant, only, ran
 from plain_loop import EVERYTHING, Plain
 from spikecore.inspect import floor_words
@@ -124,28 +124,6 @@ def test_every_implementation_is_listed_with_its_state(monkeypatch: pytest.Monke
     assert taking_part == []
 
 
-@pytest.mark.parametrize(
-    ("wrong", "says"),
-    [
-        ({"networks": ("net.py:net",)}, "'net.py:net' seems to be a network of your own.*docs/speed.md has five lines"),
-        (
-            {"suites": ("neuron",)},
-            "suite 'neuron' is not known; there are: neurons, layouts, steps, small, single, calls",
-        ),
-        ({"neurons": ("Lif",)}, "there are: LIF, Leaky"),
-        ({"layouts": ("NHWC",)}, "there are: flat, odd, contiguous, channels-last, batch before time"),
-        ({"steps": (0,)}, "steps=0 must be 1 or more"),
-        ({"elements": 0}, "elements=0 must be 1 or more"),
-        ({"turn": float("nan")}, "turn=nan must be a number of seconds above 0"),
-        ({"peers": False, "peer_names": ("snnTorch",)}, "peer 'snnTorch' cannot be measured with peers=False"),
-    ],
-)
-def test_wrong_settings_are_errors_that_name_the_right_ones(wrong: Dict[str, Any], says: str) -> None:
-    """An unknown name or a size of nothing is an error before anything runs."""
-    with pytest.raises(ValueError, match=says):
-        Settings(**wrong)
-
-
 def test_device_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """auto is the CPU where there is no GPU; asking for one is an error with a way out."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -156,3 +134,6 @@ def test_device_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
         device_named("gpu")
     with pytest.raises(ValueError, match="no clock for meta"):
         device_named("meta")
+
+
+test_refused = refusals.table(__file__, globals())

@@ -7,13 +7,14 @@ from dataclasses import replace
 import pytest
 import torch
 
+import refusals
 import spikecore as sc
 from bench_runs import TINY, Mutant, only, ran, shown
 from spikecore.testing import installed
 from spikecore_bench import field
 from spikecore_bench import field_cases as cases
 from spikecore_bench.machine import Peak
-from spikecore_bench.settings import FIELD, Settings
+from spikecore_bench.settings import Settings
 
 
 def test_a_linear_layer_is_beside_its_products() -> None:
@@ -98,20 +99,4 @@ def test_who_is_not_there_is_listed_with_the_reason() -> None:
         assert listed[name] == ("left out", "--no-peers")
 
 
-def test_options_of_the_suites() -> None:
-    """A dtype is for the first of them; an unknown library or size is an error that says what there is."""
-    with pytest.raises(ValueError, match="--dtype float16 does not change what --suite shd measures"):
-        Settings(suites=("shd",), dtypes=("float16",)).check_use()
-    Settings(suites=FIELD, steps=(4,)).check_use()
-    with pytest.raises(ValueError, match="peer 'Spix' is not known; there are: .*, sinabs, Norse, Rockpool"):
-        Settings(peer_names=("Spix",))
-    with pytest.raises(ValueError, match="case 'H=12' is no size; write n=4096"):
-        Settings(cases=("H=12",))
-    with pytest.raises(ValueError, match="--case n=12 is a size of --suite open-neuromorphic, which is not measured"):
-        Settings(suites=("shd",), cases=("n=12",)).check_use()
-    with pytest.raises(ValueError, match="--case n=12 does not change what --suite neurons measures"):
-        Settings(suites=("neurons",), cases=("n=12",)).check_use()
-    with pytest.raises(ValueError, match="--budget 5.0 does not change what --suite neurons measures"):
-        Settings(suites=("neurons",), budget=5.0).check_use()
-    with pytest.raises(ValueError, match="budget=-1.0 must be a number of seconds"):
-        Settings(budget=-1.0)
+test_refused = refusals.table(__file__, globals(), Settings)

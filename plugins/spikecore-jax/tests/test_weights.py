@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+import refusals
 import spikecore as sc
 from spikecore_jax import weights
 from spikecore_jax.tensors import x64
@@ -208,40 +209,12 @@ class Doubled(nn.Linear):
         return 2 * super().forward(x)
 
 
-REFUSED = {
-    "derived": (Doubled(3, 2), "flax", TypeError, r"'0' is .*\.Doubled, of which no layer of flax is known: move its"),
-    "unknown": (nn.Bilinear(2, 3, 4), "equinox", TypeError, "'0' is .*Bilinear, of which no layer of equinox"),
-    "container": (
-        sc.Recurrent(sc.PLIF(), nn.Linear(3, 3)), "flax", TypeError, "the layers within it, 0.neuron, 0.linear, or"
-    ),
-    "attention": (nn.MultiheadAttention(4, 2), "flax", TypeError, "MultiheadAttention"),
-    "max_norm": (nn.Embedding(3, 2, max_norm=1.0), "equinox", ValueError, "Embedding with max_norm=1.0"),
-    "circular": (nn.Conv1d(2, 2, 3, padding_mode="circular"), "flax", ValueError, "padding_mode='circular'; pad"),
-    "groups": (nn.ConvTranspose1d(2, 2, 3, groups=2), "flax", ValueError, "ConvTranspose1d with groups=2, and Flax"),
-    "sizes": (nn.LayerNorm((2, 3)), "flax", ValueError, r"LayerNorm over \[2, 3\], and Flax's scale has one"),
-}  # fmt: skip
+def converted(layer: nn.Module, library: str) -> Any:
+    """The arrays of one layer for a library."""
+    return weights.converted(nn.Sequential(layer), {"0": "own"}, library)
 
 
-@pytest.mark.parametrize("name", list(REFUSED))
-def test_what_is_not_in_the_table_is_refused(name: str) -> None:
-    """By its name and class; no weight is guessed from the number of its dimensions."""
-    layer, library, error, text = REFUSED[name]
-    with pytest.raises(error, match=text):
-        weights.converted(nn.Sequential(layer), {"0": "own"}, library)
+NET = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
 
 
-def test_names_that_do_not_fit(tmp_path: Path) -> None:
-    """Layer, entry, shape and library are named."""
-    net = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
-    with pytest.raises(KeyError, match="names has '7', which is no layer; the network has 0, 1"):
-        weights.converted(net, {"7": "own"})
-    with pytest.raises(KeyError, match=r"there is no '1\.weight'; the file has 0\.bias, 0\.weight"):
-        weights.converted(net, {"1": "own"}, state=nn.Sequential(nn.Linear(3, 2)).state_dict())
-    with pytest.raises(ValueError, match=r"'0\.weight' has shape \[5, 3\], in the network \[2, 3\]"):
-        weights.converted(net, {"0": "own"}, state=nn.Sequential(nn.Linear(3, 5)).state_dict())
-    with pytest.raises(ValueError, match="library='haiku' must be one of 'flax', 'equinox'"):
-        weights.converted(net, {"0": "own"}, "haiku")
-    with pytest.raises(KeyError, match=r"there is no 'own\.kernel'; arrays has own\.weight"):
-        weights.state_dict({"own.weight": jnp.ones(3)}, net, {"0": "own"})
-    with pytest.raises(ValueError, match=r"'own\.kernel' has shape \[2, 3\], in the network \[3, 2\]"):
-        weights.state_dict({"own.kernel": jnp.ones((2, 3)), "own.bias": jnp.ones(2)}, net, {"0": "own"})
+test_refused = refusals.table(__file__, globals(), converted, NET)

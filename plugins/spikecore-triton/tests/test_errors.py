@@ -50,3 +50,22 @@ def test_so_is_one_of_backward(monkeypatch: pytest.MonkeyPatch, device: str) -> 
     monkeypatch.setattr(backend, "compiled", lambda source: Failing(RuntimeError("")))
     with pytest.raises(BackendError, match="cannot run kernel uncompiled_backward: RuntimeError: no text; choose"):
         out.sum().backward()
+
+
+class Detached(sc.Neuron):
+    """A parameter, and the same one without its gradient."""
+
+    params = {"a": 2.0}
+
+    def dynamics(self, x: Any, s: Any, p: Any) -> Any:
+        return x * p.a + sc.ops.detach(p.a), {}
+
+
+def test_a_parameter_and_itself_detached_are_one_argument(device: str) -> None:
+    """A step that takes both is a function of one of them."""
+    x = torch.tensor([[1.0, 2.0]], device=device)
+    neuron = Detached(learn=("a",), backend="triton").to(device)
+    out = neuron(x)
+    assert out.tolist() == [[4.0, 6.0]]
+    out.sum().backward()
+    assert neuron.a.grad.item() == 3.0

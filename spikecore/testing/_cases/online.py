@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,28 +11,14 @@ from torch import Tensor, nn
 import spikecore as sc
 from spikecore.backend import Backend, Unsupported
 from spikecore.testing._case import Collection
-from spikecore.testing._config import Config
-from spikecore.testing._config_check import add_row
 from spikecore.testing._context import Context
 from spikecore.testing._oracle import Array, adjoint
 from spikecore.testing._subject import Subject, subject
 from spikecore.testing.compare import Mismatch, as_array
-from spikecore.testing.models import BY_NAME
 
 CASES = Collection()
 _STATE = ("gradients", "state_gradients")
 _SHAPE = (7, 3, 5)
-
-
-def _add_final_states() -> None:
-    holds = "a cotangent of one final state alone gives its derivatives by inputs and states before, for each state"
-    back: Dict[str, Any] = {"shape": _SHAPE, "state": True, "wanted": ("inputs", "states")}
-    states = [(model, name) for model in ("lif", "alif", "synaptic") for name in BY_NAME[model].oracle.rest]
-    configs = [Config(model, "soft", given=(f"final {name}",), **back) for model, name in states]
-    add_row(CASES, "state/one-final-state", "state", holds, *configs)
-
-
-_add_final_states()
 
 
 def _weighted(y: Tensor, weights: Tensor) -> Tensor:

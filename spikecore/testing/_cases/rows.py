@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Callable, Dict, Iterator, Tuple
+from typing import Any, Dict, Iterator, Tuple
 
 from spikecore.testing._case import Collection
-from spikecore.testing._config import Config, Names
+from spikecore.testing._config import Config
 from spikecore.testing._config_check import add_row
 from spikecore.testing._oracle import OTHER_ARGUMENTS, SURROGATES
 from spikecore.testing._strides import BROADCAST, EXPANDED, LAYOUTS
@@ -34,10 +34,6 @@ _KINDS = (
     "leaky-hard leaky-prompt-soft"
 ).split()
 _EXACT, _NOT_ARITHMETIC = ("if", "lif", "leaky"), ("plif", "eif")
-#: dtype of the parameter, dtype of the input.
-_PAIRS = [("float16", "float32"), ("bfloat16", "float32"), ("float64", "float32"), ("float16", "float16"),
-          ("bfloat16", "float16"), ("float32", "float16"), ("float16", "float64"), ("float32", "float64"),
-          ("float64", "float64")]  # fmt: skip
 #: Step counts around 16, up to which a backend may unroll and beyond which it works in chunks; and beyond.
 _LONG, _STEPS = (2, 15, 16, 17, 31, 32, 33, 40), (17, 33, 64, 100, 250)
 #: Name -> shape ``[T, *N]``. No steps, one; no neurons, one, odd counts, counts beside a power of two.
@@ -56,58 +52,8 @@ _SHAPES: Dict[str, Tuple[int, ...]] = {
     "one-by-one-image": (3, 2, 5, 1, 1),
 }
 _IMAGE = (4, 2, 3, 6, 5)
-#: Layouts, by what cases call them, and the tensors of a call that have one, by the name of the case.
-_PLACES = {
-    "strided": "strided",
-    "transposed": "backwards",
-    "offset": "unaligned",
-    "part-of-a-larger-one": "part-of-a-larger-one",
-    "first-of-the-batch": "first-of-the-batch",
-    "expanded": "expanded",
-}
-_ROLES: Dict[str, Names] = {
-    "first-input": ("x",),
-    "second-input": ("y",),
-    "given-state": ("a", "c"),
-    "second-state-alone": ("b",),
-    "channel-parameter": ("gain",),
-    "full-parameter": ("leak",),
-    "cotangent-of-first-output": ("g output 0",),
-    "cotangent-of-second-output": ("g output 1",),
-    "cotangent-of-final-state": ("g final a", "g final b"),
-    "cotangent-of-trace": ("g trace b", "g trace c"),
-}
-_ROLES["everything"] = tuple(name for names in _ROLES.values() for name in names)
-
-_INPUTS, _STATES, _PARAMS = ("x", "y"), ("a", "b", "c"), ("leak", "gain", "start")
-_EVERY = (*_INPUTS, *_STATES, *_PARAMS)
-#: Case -> what requires a gradient, and the results that have a cotangent.
-_WANTED: Dict[str, Tuple[Names, Names]] = {
-    "first-input-only": (("x",), ()),
-    "second-input-only": (("y",), ()),
-    "states-only": (_STATES, ()),
-    "one-state-only": (("b",), ()),
-    "parameters-only": (_PARAMS, ()),
-    "one-parameter-only": (("gain",), ()),
-    "one-of-each": (("y", "c", "leak"), ()),
-    "inputs-and-states": ((*_INPUTS, *_STATES), ()),
-    "states-and-parameters": ((*_STATES, *_PARAMS[:2]), ()),
-    "everything": (_EVERY, ()),
-    "from-first-output-only": (_EVERY, ("output 0",)),
-    "from-second-output-only": (_EVERY, ("output 1",)),
-    "from-final-state-only": (_EVERY, ("final",)),
-    "from-one-final-state-only": (_EVERY, ("final c",)),
-    "from-trace-only": (_EVERY, ("trace",)),
-    "from-one-trace-only": (_EVERY, ("trace b",)),
-}
-#: The same, of calls that start at rest.
-_AT_REST: Dict[str, Tuple[Names, Names]] = {
-    "starting-parameter-only": (("start",), ()),
-    "inputs-and-parameters": ((*_INPUTS, *_PARAMS), ()),
-    "parameters-from-trace-only": (_PARAMS, ("trace a",)),
-    "parameters-from-final-state-only": (_PARAMS, ("final b",)),
-    "parameters-from-second-output-only": (_PARAMS, ("output 1",)),
-}
+#: Layouts of a given state.
+_PLACES = ("strided", "backwards", "unaligned", "part-of-a-larger-one", "first-of-the-batch", "expanded")
 
 
 def configurations() -> Iterator[Tuple[Model, str, str]]:
@@ -210,9 +156,7 @@ def _parameters(cases: Collection, model: Model, reset: str, name: str) -> None:
 
 def _kinds_of_parameters(cases: Collection) -> None:
     one, learnt = "parameters", {**BACK, "learn": ("*",)}
-    for kind, each in (("channel", "channel"), ("full", "neuron")):
-        holds = f"one value per {each}, nothing learnt"
-        add_row(cases, f"parameters/{kind}-forward", one, holds, Config(params=kind))
+    for kind in ("channel", "full"):
         holds = "a batch of one has the gradients of all its neurons' values"
         config = Config(reset="soft", params=kind, shape=(6, 1, 7), **learnt)
         add_row(cases, f"parameters/{kind}-batch-of-one", one, holds, config)
@@ -220,32 +164,9 @@ def _kinds_of_parameters(cases: Collection) -> None:
         holds = "channel_dim says along which dimension of a time step the channels lie"
         config = Config(shape=(6, 2, 3, 2, 5), params="channel", channel_dim=dim, learn=("*",), **BACK)
         add_row(cases, f"parameters/channel-dim{dim}", one, holds, config)
-    holds = "only the parameters to learn get a gradient"
-    alone = [Config(reset="soft", learn=(name,), **BACK) for name in ("tau", "threshold", "v_reset")]
-    add_row(cases, "parameters/some-learnt", one, holds, *alone)
-    holds = "parameters learn where the input needs no gradient"
-    config = Config("plif", learn=("w", "threshold"), call="short", given=("outputs",))
-    add_row(cases, "parameters/gradient-alone", one, holds, config)
     for values in ("1x7", "3x1", "1x1"):
         holds = "a parameter that broadcasts to one time step is spread over it, and its gradient summed"
         add_row(cases, f"parameters/full-{values}", one, holds, Config(reset="soft", params=values, **learnt))
-    holds = "numbers, shared, per-channel and per-neuron parameters go together"
-    mixed = [
-        Config(params="channel/full/number", learn=names, **BACK) for names in (("tau", "threshold"), ("v_reset",))
-    ]
-    add_row(cases, "parameters/mixed", one, holds, *mixed)
-    holds = "a parameter of any strides is read where it lies"
-    laid = [Config(params="full", lay=(f"tau {how}", "threshold one-number")) for how in ("strided", "transposed")]
-    add_row(cases, "parameters/strided", one, holds, *laid)
-    holds = "a tensor of another dtype counts as rounded to that of arithmetic; its gradient is in its own dtype"
-    for stored, dtype in _PAIRS:
-        for kind in ("scalar", "channel", "full"):
-            config = Config(
-                "swap", "none", dtype=dtype, shape=(6, 3, 5), params=kind, param_dtype=stored, learn=("leak",), **BACK
-            )
-            # a sum past 65504 is infinite in the parameter's dtype; it was finite while it was summed
-            huge = [replace(config, cotangents="huge")] if stored == "float16" and dtype != "float64" else []
-            add_row(cases, f"parameters/{kind}-{stored}-on-{dtype}", one, holds, config, *huge)
     holds = "a shared parameter's gradient is summed over many neurons and steps"
     add_row(cases, "parameters/many", one, holds, Config(shape=(5, 37, 113), **learnt))
 
@@ -266,12 +187,6 @@ def _kinds_of_state(cases: Collection) -> None:
     def add(name: str, holds: str, *configs: Config) -> None:
         add_row(cases, name, "state", holds, *configs)
 
-    everything = {**ALL, "learn": ()}
-    add("record/gradient", "a recorded state carries its gradient", Config(**everything), Config("alif", **everything))
-    config = Config(reset="soft", record=("v",), wanted=("inputs",), given=("trace",))
-    add("record/gradient-alone", "a gradient may come from a recorded state alone", config)
-    several = [Config("alif", record=names, bits=True) for names in (("a",), ("a", "v"))]
-    add("record/several", "several states are recorded, in the order asked for", *several)
     for steps in _LONG:
         shape = (steps, 3, 5)
         holds = "any number of steps gives the oracle's outputs and final state"
@@ -281,10 +196,6 @@ def _kinds_of_state(cases: Collection) -> None:
     holds = "step by step, the gradient through the carried state is that of one call"
     single = {**BACK, "call": "single", "shape": (8, 3, 5)}
     add("state/single-gradient", holds, *[Config(model, "soft", **single) for model in ("lif", "leaky", "alif")])
-    alone = {**BOTH, "given": ("final v",)}
-    add("state/final-alone", "a gradient may come from the final state alone", Config(**alone), Config("alif", **alone))
-    config = Config(reset="soft", state=True, wanted=("states",), given=("outputs",))
-    add("state/initial-alone", "only the initial state may need a gradient", config)
     pieces: Dict[str, Any] = {"reset": "soft", "shape": (40, 3, 5), "call": "carried", "bits": True}
     models = ("lif", "synaptic", "leaky")
     holds = "calls that carry their state give what one long call gives"
@@ -301,54 +212,29 @@ def _turning(cases: Collection) -> None:
     def add(name: str, holds: str, config: Config) -> None:
         add_row(cases, f"state/{name}", "state", holds, config)
 
-    shape = (6, 3, 5)
+    swap = "states that take each other's values are all read before one is written"
     for name, model in (("swap-two", "swap"), ("swap-three", "turn")):
-        which: Dict[str, Any] = {"model": model, "reset": "none", "shape": shape}
-        swap = "states that take each other's values are all read before one is written"
-        add(name, swap, Config(**which, bits=True))
-        add(f"{name}-given", f"{swap}, from a given state", Config(**which, bits=True, state=True))
-        add(f"{name}-record", f"{swap}, and recorded", Config(**which, bits=True, record=("*",)))
-        back: Dict[str, Any] = {"learn": ("*",), "wanted": ("inputs",), "given": ("outputs", "final")}
-        add(f"{name}-gradient", f"{swap}, and so are their cotangents", Config(**which, **back))
+        add(name, swap, Config(model, "none", shape=(6, 3, 5), bits=True))
     for steps in (*_STEPS, 1025):
         long: Dict[str, Any] = {**ALL, "reset": "none", "shape": (steps, 2, 3)}
         every = f"in {steps} steps, from a given state, with the cotangents of outputs, trace and final state, "
         add(f"steps-{steps}-scalar", every + "shared parameters get their gradients", Config("turn", **long))
-        if steps in _STEPS:
-            holds = every + "parameters per channel get theirs"
-            add(f"steps-{steps}-channel", holds, Config("turn", **long, params="channel"))
-            holds = every + "a neuron that fires has its gradients"
-            add(f"steps-{steps}-spikes", holds, Config("lif-nodecay", **{**long, "reset": "soft"}))
     holds = "one step from a given state, recorded: every gradient is the oracle's"
     add("one-step-gradient", holds, Config("turn", "none", shape=(1, 3, 5), **ALL))
-    for dtype in OTHER_DTYPES:
-        holds = (
-            "100 steps of this dtype, recorded, from a given state: states and traces are in the dtype of arithmetic"
-        )
-        add(f"steps-100-{dtype}", holds, Config("turn", "none", dtype=dtype, shape=(100, 2, 3), **ALL))
 
 
 def _repeated(cases: Collection) -> None:
     """Calls with ``repeat=T``: one step for all."""
     holds = "of an input that is the same at every step the gradient is the sum over the steps"
-    learnt: Dict[str, Any] = {"params": "channel", **ALL}
     for model, reset in (("lif", "soft"), ("alif", "hard"), ("synaptic", "none"), ("turn", "none")):
         which: Dict[str, Any] = {"model": model, "reset": reset, "repeat": True, "bits": True}
         rest = Config(**which, **{**ALL, "state": False, "wanted": ("inputs",)})
-        rows = {
-            model: [rest, *(Config(**which, **BACK, learn=("*",), calls=calls) for calls in (1, 3))],
-            f"{model}-steps": [Config(**which, **learnt, shape=(steps, 3, 5)) for steps in (1, 17, 33, 100)],
-            f"{model}-image": [Config(**which, **learnt, shape=_IMAGE, x=x, g=x) for x in ("channels-last", "strided")],
-        }
+        rows = {model: [rest, *(Config(**which, **BACK, learn=("*",), calls=calls) for calls in (1, 3))]}
         if model != "turn":
             carried: Dict[str, Any] = {**which, "shape": (40, 3, 5), "learn": ("*",), **BACK}
             rows[f"{model}-carried"] = [Config(**{**carried, "call": call}) for call in ("carried", "cut")]
         for name, configs in rows.items():
             add_row(cases, f"repeat/{name}", "state", holds, *configs)
-    for dtype in OTHER_DTYPES:
-        holds = "the sum over the steps is rounded to this dtype once"
-        configs = [Config(model, "none", dtype=dtype, repeat=True, shape=(40, 64), **BACK) for model in ("li", "turn")]
-        add_row(cases, f"repeat/{dtype}", "dtypes", holds, *configs)
 
 
 def _broadcast(cases: Collection) -> None:
@@ -370,20 +256,15 @@ def _broadcast(cases: Collection) -> None:
         add(f"spikes-{how}", f"{holds} of a neuron that fires", spikes)
     small: Dict[str, Any] = {**turn, "shape": (20, 6, 24)}
     holds = "so it is from a given state, recorded, with parameters of each kind that are learnt"
-    for params in ("scalar", "channel", "full", "channel/full/number"):
-        learn = ("leak",) if params == "channel/full/number" else ("*",)
-        every = {**ALL, "learn": learn, "params": params}
-        add(f"everything-{params.replace('/', '-')}", holds, *[
-            Config(**small, **every, broadcast=(f"y {how}",)) for how in ("batch", "step", "time")
-        ])  # fmt: skip
-    holds = "two inputs that broadcast in different ways do not meet"
-    pairs = [
-        ("x batch", "y time"),
-        ("x time", "y step"),
-        ("x step", "y time"),
-        ("x batch", "y last"),
-        ("x time", "y batch"),
+    kinds = [("scalar", ("*",)), ("channel", ("*",)), ("full", ("*",)), ("channel/full/number", ("leak",))]
+    every = [
+        Config(**small, **{**ALL, "learn": learn}, params=params, broadcast=(f"y {how}",))
+        for params, learn in kinds
+        for how in ("batch", "step", "time")
     ]
+    add("everything", holds, *every)
+    holds = "two inputs that broadcast in different ways do not meet"
+    pairs = [("x batch", "y time"), ("x time", "y step"), ("x step", "y time"), ("x batch", "y last")]
     add("both", holds, *[Config(**small, **back, broadcast=pair) for pair in pairs])
     holds = "one that wants no gradient gets none, and one alone gets its own"
     wanted = [{**back, "wanted": names} for names in (("x",), ("y",), ())]
@@ -395,16 +276,14 @@ def _broadcast(cases: Collection) -> None:
         each = [Config("gated", "hard", exact=True, shape=(8, 4, 9), call=call, broadcast=(f"gate {how}",), **{
             key: value for key, value in BACK.items() if key != "call"}) for how in ("batch", "step")]  # fmt: skip
         add(f"{call}", holds, *each)
-    for layout in ("strided", "transposed", "part", "expanded-steps"):
-        holds = "wherever its numbers lie"
-        config = Config(**small, **back, lay=(f"y {layout}",), broadcast=("y batch",))
-        add(f"lies-{layout}", holds, config, replace(config, x=layout), replace(config, broadcast=("y step",)))
-    holds = "and with many chunks of steps"
-    add(
-        "long",
-        holds,
-        *[Config(**turn, shape=(250, 4, 40), **back, broadcast=(f"y {how}",)) for how in ("batch", "step")],
-    )
+    lies = [
+        Config(**small, **back, x=x, x2=layout, broadcast=(f"y {how}",))
+        for layout in ("strided", "transposed", "part", "expanded-steps")
+        for x, how in (("contiguous", "batch"), (layout, "batch"), ("contiguous", "step"))
+    ]
+    add("lies", "wherever its numbers lie", *lies)
+    long = [Config(**turn, shape=(250, 4, 40), **back, broadcast=(f"y {how}",)) for how in ("batch", "step")]
+    add("long", "and with many chunks of steps", *long)
     for dtype in OTHER_DTYPES:
         holds = "the sum is rounded to this dtype once"
         configs = [Config(**small, dtype=dtype, **back, broadcast=(f"y {how}",)) for how in ("batch", "step", "last")]
@@ -422,29 +301,7 @@ def _sizes(cases: Collection) -> None:
 
 
 def _wanted(cases: Collection) -> None:
-    """Which gradients are wanted, and which arrive: each alone, some, all."""
-    holds = "what requires a gradient gets that of the results that have a cotangent; nothing else gets one"
-    for table, state in ((_WANTED, True), (_AT_REST, False)):
-        for name, (leaves, results) in table.items():
-            config = Config(
-                "turn",
-                "none",
-                shape=(6, 3, 5),
-                state=state,
-                record=("*",),
-                learn=tuple(param for param in _PARAMS if param in leaves),
-                wanted=tuple(leaf for leaf in (*_INPUTS, *_STATES) if leaf in leaves),
-                given=results or ("outputs", "final", "trace"),
-            )
-            add_row(cases, f"wanted/{name}", "state", holds, config)
-    for name, record, holds in (
-        ("second-trace-recorded-alone", ("b",), "states that are recorded alone, and are not the first,"),
-        ("traces-in-another-order", ("c", "a"), "states recorded in another order than the program's"),
-    ):
-        config = Config(
-            "turn", "none", shape=(6, 3, 5), state=True, record=record, wanted=("inputs", "states"), given=("trace",)
-        )
-        add_row(cases, f"wanted/{name}", "state", f"{holds} have their own values and gradients", config)
+    """Which gradients are wanted, and which arrive, beside those that calls of the tier ``generated`` draw."""
     nothing = [Config("turn", "none", shape=(6, 3, 5), state=state, record=("*",)) for state in (True, False)]
     add_row(cases, "wanted/none", "state", "where nothing requires a gradient results require none", *nothing)
     every = Config("turn", "none", shape=(6, 3, 5), **{**ALL, "learn": ("leak", "gain")})
@@ -512,26 +369,8 @@ def _layouts(cases: Collection) -> None:
     add("input-expanded", holds, *copies)
     holds = "and each of its copies has its gradient"
     add("input-expanded-gradient", holds, *[Config(x=how, **thin, **BACK) for how in EXPANDED])
-    states = [
-        Config(shape=(6, 4, 5), state=True, bits=True, state_layout=how) for how in (*_PLACES.values(), "one-number")
-    ]
+    states = [Config(shape=(6, 4, 5), state=True, bits=True, state_layout=how) for how in (*_PLACES, "one-number")]
     add("state", "a given state of any strides is read where it lies", *states)
     final: Dict[str, Any] = {"shape": (6, 4, 5), "state": True, "wanted": ("inputs",), "given": ("final",)}
     incoming = [Config(**final, g_final=how) for how in ("ones", "backwards")]
     add("state-incoming", "so are the gradients of the final state", *incoming)
-    _placed(add)
-
-
-def _placed(add: Callable[..., None]) -> None:
-    """Everything that a call gives, and every gradient, with the tensors of one role in one layout."""
-    call: Dict[str, Any] = {"model": "turn", "reset": "none", "shape": (6, 4, 5), "bits": True, **ALL}
-    call.update(learn=("leak", "gain"), params="full/channel/number")
-    holds = "a tensor of these strides, wherever it is given, is read as what it stands for"
-    for role, names in _ROLES.items():
-        for place, layout in _PLACES.items():
-            add(f"{role}-{place}", holds, Config(**call, lay=tuple(f"{name} {layout}" for name in names)))
-    holds = "also in other dtypes, where several values may share a word"
-    for dtype in OTHER_DTYPES:
-        for place in ("transposed", "strided", "expanded"):
-            lay = tuple(f"{name} {_PLACES[place]}" for name in _ROLES["everything"])
-            add(f"everything-{place}-{dtype}", holds, Config(**call, dtype=dtype, lay=lay))

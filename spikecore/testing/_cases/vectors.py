@@ -17,7 +17,7 @@ import spikecore as sc
 from spikecore.core.neuron import Neuron
 from spikecore.testing._case import Collection
 from spikecore.testing._context import Context
-from spikecore.testing._inputs import generator, margin
+from spikecore.testing._inputs import generator, margin, rounded
 from spikecore.testing._oracle import Array, Next, Oracle, Value, adjoint, ops, run
 from spikecore.testing._oracle import neurons as oracle
 from spikecore.testing._oracle.neurons import each, numbered, total
@@ -93,28 +93,43 @@ _HOLDS = "outputs, states and gradients of vectors are the oracle's, each value 
 @_case("three", _HOLDS, *_NEEDS, of=_bank(3))
 @_case("sixteen", _HOLDS, *_NEEDS, of=_bank(16))
 @_case("sixteen-float64", _HOLDS, *_NEEDS, dtype="float64", of=_bank(16), compute=torch.float64)
+@_case("three-given", f"{_HOLDS}, from a given state", *_NEEDS, of=_bank(3), given=True)
 @_case("three-of-each-channel", _HOLDS, *_NEEDS, "channel_parameters", of=_bank(3), shape=(_CHANNELS,))
 @_case("dhlif", _HOLDS, *_NEEDS, "several_inputs", of=_DHLIF)
 @_case("dhlif-of-each-channel", _HOLDS, *_NEEDS, "several_inputs", "channel_parameters", of=_DHLIF, shape=(_CHANNELS,))
 @_case("spikingssm", _HOLDS, *_NEEDS, of=_SSM)
-def _vectors(context: Context, of: Subject, shape: Tuple[int, ...] = (), compute: torch.dtype = torch.float32) -> None:
-    """A call over all steps from rest with a record; then the same steps in two calls that carry the state."""
+def _vectors(
+    context: Context,
+    of: Subject,
+    shape: Tuple[int, ...] = (),
+    compute: torch.dtype = torch.float32,
+    given: bool = False,
+) -> None:
+    """A call over all steps with a record, from rest or a given state; then the same steps in two calls that carry the
+    state.
+    """
     name, kind = of.neuron.__name__, "float64" if compute == torch.float64 else "float32"
     neuron, values = _neuron(context, of, shape, compute)
     params = _apart(values, neuron.vectors)
     twin = of.oracle(inputs=neuron.inputs, rest=_rest(neuron), **of.options)
     rng = generator(name, of.sizes, shape)
-    inputs = margin(twin, params, (_STEPS, _BATCH, _CHANNELS), of.drive, compute, rng)
-    seen = run(twin, inputs, params)
+    size = (_BATCH, _CHANNELS)
+    begin = {key: rounded(rng.uniform(-0.5, 0.5, size), compute) for key in twin.rest} if given else {}
+    inputs = margin(twin, params, (_STEPS, *size), of.drive, compute, rng, begin or None)
+    seen = run(twin, inputs, params, begin or None)
+    together = _together(begin, neuron.vectors)
+    start: Dict[str, Any] = {key: context.tensor(value, compute, grad=True) for key, value in together.items()}
     xs = [context.tensor(x, compute, grad=len(inputs) == 1) for x in inputs]
     x = xs[0] if len(xs) == 1 else torch.stack(xs, -1).detach().requires_grad_()
-    out, final, trace = neuron.run(x, record=tuple(neuron.states))
+    out, final, trace = neuron.run(x, state=start or None, record=tuple(neuron.states))
     same("spikes", name, as_array(out), seen.outputs[0], TOLERANCES[kind, "spikes"])
     near = TOLERANCES[kind, "potential"]
     for what, results, right, axes in (("final", final, seen.final, "n"), ("recorded", trace, seen.states, "t, n")):
         for state, value in _together(right, neuron.vectors).items():
             same(f"{what} {state}", name, as_array(results[state]), value, near, axes=axes)
-    _check_gradients(neuron, values, [out, *final.values(), *trace.values()], seen, x, rng, kind)
+    _check_gradients(neuron, values, [out, *final.values(), *trace.values()], seen, x, start, rng, kind)
+    if given:
+        return
     with torch.no_grad(), sc.carry_state(neuron):
         parts = torch.cat([neuron(x[:3]), neuron(x[3:])])
         carried = neuron.state
@@ -125,9 +140,16 @@ def _vectors(context: Context, of: Subject, shape: Tuple[int, ...] = (), compute
 
 
 def _check_gradients(
-    neuron: Any, values: Mapping[str, Array], results: Sequence[Tensor], seen: Any, x: Tensor, rng: Any, kind: str
+    neuron: Any,
+    values: Mapping[str, Array],
+    results: Sequence[Tensor],
+    seen: Any,
+    x: Tensor,
+    start: Mapping[str, Any],
+    rng: Any,
+    kind: str,
 ) -> None:
-    """Gradients of the input and of the learnt vectors, for cotangents of all results."""
+    """Gradients of input, given state and learnt vectors, for cotangents of all results."""
     cotangents = [torch.tensor(rng.normal(size=tuple(each.shape))).to(each) for each in results]
     torch.autograd.backward(list(results), cotangents)
     states, arrays = tuple(neuron.states), [as_array(value) for value in cotangents]
@@ -139,10 +161,13 @@ def _check_gradients(
     if gradient is None:
         raise Mismatch(f"input gradient of {name}: there is none")
     same("input gradient", name, as_array(gradient), of_x, TOLERANCES[kind, "input gradient"])
+    for state, value in _together(right.state, neuron.vectors).items() if start else ():
+        same(f"gradient of the given {state}", name, as_array(start[state].grad), value, near, axes="n")
     for param, value in _together(right.params, neuron.vectors).items():
         if param in neuron.vectors:
             grad, expected = getattr(neuron, param).grad, np.asarray(value).reshape(values[param].shape)
-            same(f"gradient of {param}", name, as_array(grad), expected, near, axes="n")
+            if grad is not None or expected.any():  # a start that is given depends on no parameter
+                same(f"gradient of {param}", name, as_array(grad), expected, near, axes="n")
 
 
 def _neuron(context: Context, of: Subject, shape: Tuple[int, ...], dtype: torch.dtype) -> Tuple[Any, Dict[str, Array]]:

@@ -427,33 +427,20 @@ def after(*layers: nn.Module) -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(3, 3, 3, padding=1), *layers)
 
 
-def test_arguments() -> None:
-    net, x = after(nn.ReLU()), torch.rand(2, 3, 4, 4)
-    with pytest.raises(TypeError, match=r"net=3 is an int; give the network itself \(an nn\.Module\)"):
-        sc.ann2snn(3, x, steps=4)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"steps=2\.5 must be a whole number"):
-        sc.ann2snn(net, x, steps=2.5)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="steps=0 must be 1 or more"):
-        sc.ann2snn(net, x, steps=0)
-    with pytest.raises(ValueError, match=r"quantile=99 must be above 0 and at most 1, the maximum; or None"):
-        sc.ann2snn(net, x, steps=4, quantile=99)
-    with pytest.raises(ValueError, match="data has no batches; give a tensor, a list of tensors or a DataLoader"):
-        sc.ann2snn(net, [], steps=4)
-    with pytest.raises(TypeError, match="data=None must be a tensor, a list of tensors or a DataLoader"):
-        sc.ann2snn(net, None, steps=4)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"a batch of data has no samples, its shape is \[0, 3, 4, 4\]; leave it out"):
-        sc.ann2snn(net, [x, x[:0]], steps=4)
-    with pytest.raises(ValueError, match=r"Conv2d at '0' does not take \[2, 3, 4, 4\]: .* another shape or dtype"):
-        sc.ann2snn(net, x.long(), steps=4)
-    with pytest.raises(TypeError, match="a batch of data must be a tensor or begin with one, got 'images'"):
-        sc.ann2snn(net, ["images"], steps=4)
-    with pytest.raises(ValueError, match=r"activations of '1' are not finite \(nan\), and give no threshold"):
-        sc.ann2snn(net, [x * float("nan"), x], steps=4)
-    with torch.no_grad():
-        net[0].weight.zero_()
-        net[0].bias.fill_(-1.0)  # type: ignore[union-attr]
-    with pytest.raises(ValueError, match="activations of '1' are 0 for all of data"):
-        sc.ann2snn(net, x, steps=4)
+X = torch.rand(2, 3, 4, 4)
+
+
+def snn(data: Any = X, net: Any = None, steps: Any = 4, **options: Any) -> Any:
+    """A conversion with one wrong argument."""
+    return sc.ann2snn(after(nn.ReLU()) if net is None else net, data, steps=steps, **options)
+
+
+def silent() -> nn.Sequential:
+    """A network whose activations are 0."""
+    net = after(nn.ReLU())
+    nn.init.zeros_(net[0].weight)  # type: ignore[arg-type]  # a tensor
+    nn.init.constant_(net[0].bias, -1.0)  # type: ignore[arg-type]
+    return net
 
 
 test_refused = refusals.table(__file__, globals())

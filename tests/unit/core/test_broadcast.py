@@ -65,29 +65,6 @@ def test_one_neuron_takes_inputs_of_any_of_these_shapes_again_and_again() -> Non
                 torch.testing.assert_close(a, b)
 
 
-def test_either_input_broadcasts_and_both() -> None:
-    """The call's shape is that which all broadcast to."""
-    summed = Threshold()
-    x, threshold = inputs(T, B, C)
-    assert torch.equal(summed(x[:, :1], threshold), summed(x[:, :1].expand(T, B, C), threshold))
-    both = summed(x[:1], threshold[:, :1])
-    assert torch.equal(both, summed(x[:1].expand(T, B, C), threshold[:, :1].expand(T, B, C)))
-
-
-def test_single_steps_and_pieces_give_what_one_call_gives() -> None:
-    """``[1, C]`` and a number beside ``[B, C]``; and calls that carry their state."""
-    for shape in ((T, 1, C), (T,)):
-        x, threshold = inputs(*shape)
-        expected = Threshold()(x, threshold)
-        single = Threshold(step="single")
-        assert torch.equal(torch.stack([single(*at) for at in zip(x, threshold)]), expected)
-        neuron, pieces = Threshold(), []
-        with sc.carry_state(neuron):
-            for begin, end in ((0, 2), (2, 3), (3, T)):
-                pieces.append(neuron(x[begin:end], threshold[begin:end]))
-        assert torch.equal(torch.cat(pieces), expected)
-
-
 def test_repeat_takes_steps_that_broadcast() -> None:
     """Inputs without time: each has the gradient of all its copies."""
     x, threshold = inputs(1, 1, C)

@@ -10,6 +10,7 @@ import torch
 
 import refusals
 import spikecore as sc
+from integers import FLOATS
 from kernel_loop import Gated
 from spikecore.backend import Spec, Unsupported
 from spikecore.kernels import BackwardPlan, ForwardPlan
@@ -18,19 +19,10 @@ T, SHAPE = 5, (3, 4)
 
 #: A table of another library than torch: every operation that a test's programs and their adjoints use.
 NUMPY: Dict[str, Any] = {
-    "add": np.add,
-    "sub": np.subtract,
-    "mul": np.multiply,
-    "div": np.divide,
-    "neg": np.negative,
+    **FLOATS,
     "exp": np.exp,
     "sigmoid": lambda x: 1.0 / (1.0 + np.exp(-x)),
-    "maximum": np.maximum,
-    "where": np.where,
-    "select": lambda z, a, b: np.where(z != 0.0, a, b),
-    "detach": lambda x: x,
     "spike": lambda u, strict, *derivative: ((u > 0.0) if strict else (u >= 0.0)).astype(u.dtype),
-    "gt": np.greater,
 }
 
 

@@ -9,8 +9,8 @@ import pytest
 from kernel_loop import Loop, Moving, Periods
 from spikecore.testing import CASES, Case, check_backend, installed
 
-#: Feedback, normalisation, one step for all, every layout, and calls that want everything.
-SUITE = CASES.select(ids=["recurrent/*", "normalised/*", "repeat/*", "layouts/*", "wanted/everything*"])
+#: Feedback, normalisation, one step for all, every layout, and what calls want.
+SUITE = CASES.select(ids=["recurrent/*", "normalised/*", "repeat/*", "layouts/*", "wanted/*"])
 BROADCAST = CASES.select(ids=["broadcast/*"])
 
 

@@ -10,7 +10,7 @@ import torch
 
 import refusals
 import spikecore as sc
-from spikecore.lang import Expr, Node, TraceError, loop_invariant, trace
+from spikecore.lang import Expr, Node, TraceError, loop_invariant, topological, trace
 from spikecore.lang.node import const
 from spikecore.lang.operations import OPERATION, ROWS
 
@@ -217,99 +217,49 @@ def decide(x, s, p):
 
 
 TENSOR = torch.ones(3)
-DECISION = (
-    "a Python decision (`if`, `and`, `or`, `not`, `min`, `max`) on a traced value is not part of the language{here}; "
-    "its value is not known here: choose with sc.ops.where(condition, a, b), combine with & | ~, "
-    "or use sc.ops.minimum and sc.ops.maximum"
-)
-NUMBER = (
-    "turning a traced value into a Python number (`float`, `int`, `math.*`) is not part of the language{here}; "
-    "its value is not known here: use the functions of sc.ops"
-)
-INDEX = "indexing or iterating a traced value is not part of the language{here}; it stands for one number per neuron"
-MIXED = "a Tensor is not part of the language as {role}{{here}}; declare it as a parameter of the neuron"
-SPIKE = (
-    "for a spike write self.spike(v - 1) in place of v > 1; sc.ops.where(comparison, 1.0, 0.0) is a number without a "
-    "gradient"
-)
-AS_NUMBER = f" got a comparison ({{what}}){{{{here}}}}; {SPIKE}"
-AS_TRUTH = " got a number ({what}){{here}}; compare it with something first, as in v > 0"
-METHOD = "the method .{name} is not part of the language{{here}}; write sc.ops.{way_out}"
-UNKNOWN = "{what} is not part of the language{{here}}; see sc.ops for what there is"
-
-#: What is written -> what is said, with ``{here}`` for the definition.
-REFUSED = {
-    "if": (decide, DECISION),
-    "and": (lambda x, s, p: (x > 0) and (s.v > 0), DECISION),
-    "min": (lambda x, s, p: min(x, s.v), DECISION),
-    "float": (lambda x, s, p: float(x), NUMBER),
-    "index": (lambda x, s, p: x[0], INDEX),
-    "//": (lambda x, s, p: x // 2, "the operator // is not part of the language{here}; write sc.ops.floor(a / b)"),
-    "np.exp": (lambda x, s, p: np.exp(x), "numpy.exp is not part of the language{here}; write sc.ops.exp(x)"),
-    "torch.clamp": (
-        lambda x, s, p: torch.clamp(x, min=0.0),
-        "torch.clamp with min is not part of the language{here}; write sc.ops.maximum(x, low)",
-    ),
-    "torch.erfc": (lambda x, s, p: torch.erfc(x), UNKNOWN.format(what="torch.erfc")),
-    "tensor + expr": (lambda x, s, p: TENSOR + x, MIXED.format(role="operand of add")),
-    "ops tensor": (lambda x, s, p: sc.ops.minimum(x, TENSOR), MIXED.format(role="argument of sc.ops.minimum")),
-    "bool": (
-        lambda x, s, p: x * True,
-        "a bool is not part of the language as operand of mul{here}; use traced values and Python numbers only",
-    ),
-    "method": (lambda x, s, p: x.exp(), METHOD.format(name="exp", way_out="exp(x)")),
-    "comparison + number": (lambda x, s, p: (x > 0) + 1.0, "add" + AS_NUMBER.format(what="x > 0")),
-    "exp(comparison)": (lambda x, s, p: sc.ops.exp(x > 0), "exp" + AS_NUMBER.format(what="x > 0")),
-    "where(number)": (lambda x, s, p: sc.ops.where(x, 1.0, 0.0), "where" + AS_TRUTH.format(what="x")),
-    "format": (
-        lambda x, s, p: f"{x:.2f}",
-        "the format '.2f' is not part of the language{here}; its value is not known here: see run(record=)",
-    ),
-    "no such state": (lambda x, s, p: (s.q, {"v": x}), "Cell has no state 'q'{here}; its states are: v"),
-    "no such parameter": (
-        lambda x, s, p: (p.tauu, {"v": x}),
-        "Cell has no parameter 'tauu'{here}; its parameters are: tau, threshold",
-    ),
-    "a next state is missing": (
-        lambda x, s, p: (x, {}),
-        "Cell.dynamics returns no next value for state 'v'; return one for each of: v",
-    ),
-    "output comparison": (
-        lambda x, s, p: (x > 0, {"v": x}),
-        f"output 0 of Cell is a comparison (x > 0); {SPIKE}",
-    ),
-    "nothing": (
-        lambda x, s, p: None,
-        "Cell.dynamics must return (output, next states as a dict), or ((output, output, ...), dict); it returned None",
-    ),
-    "~number": (lambda x, s, p: ~x, "not" + AS_TRUTH.format(what="x")),
-}
 
 
-class TestRefusals:
-    @pytest.mark.parametrize("what", REFUSED)
-    def test_says_what_and_where(self, what):
-        """A step that cannot be recorded is an error with the definition and a way out."""
-        definition, message = REFUSED[what]
-        with pytest.raises(TraceError) as caught:
-            program(definition, params=("tau", "threshold"))
-        assert str(caught.value) == message.replace("{here}", " in Cell.dynamics")
-
-    def test_surrogate_derivative_is_a_number(self):
-        """A surrogate whose derivative is a comparison, or uses what the language lacks, is an error."""
-
-        class Flat(sc.Surrogate):
-            def derivative(self, u):
-                return abs(u) < 1.0
-
-        class Gaussian(sc.Surrogate):
-            def derivative(self, u):
-                return math.exp(-u * u)
-
-        with pytest.raises(TraceError, match="gives a comparison"):
-            program(lambda x, s, p: (sc.ops.spike(x, Flat()), {"v": x}))
-        with pytest.raises(TraceError, match="turning a traced value into a Python number"):
-            program(lambda x, s, p: (sc.ops.spike(x, Gaussian()), {"v": x}))
+def step(write):
+    """The program of one expression of an input and a state, with two parameters."""
+    return program(write, params=("tau", "threshold"))
 
 
-test_refused = refusals.table(__file__, globals())
+class Flat(sc.Surrogate):
+    """A derivative that is a comparison."""
+
+    def derivative(self, u):
+        return abs(u) < 1.0
+
+
+class Gaussian(sc.Surrogate):
+    """A derivative that uses what the language lacks."""
+
+    def derivative(self, u):
+        return math.exp(-u * u)
+
+
+class TestAdjoint:
+    """Which cotangents the expressions of one step have."""
+
+    def test_a_cotangent_that_does_not_arrive_is_in_no_expression(self):
+        """A cotangent that does not arrive has no leaf, and a state that no cotangent leads to has none."""
+        program = sc.LIF().program
+        for asked, ops in (
+            ({"final": False}, {"out_grad", "next_grad"}),
+            ({"outputs": [False]}, {"next_grad"}),
+            ({"outputs": [False], "final": False}, set()),
+        ):
+            found = program.adjoint(**asked)
+            used = {node.op for node in topological([*found.inputs, *found.states]) if node.op.endswith("_grad")}
+            assert used == ops, asked
+
+    def test_the_final_states_that_are_asked_for(self):
+        """Those that are named have a leaf, and those that a named one is computed from; others have none."""
+        program = sc.Synaptic().program  # the potential is computed from the current, and not the other way round
+        for final, names in (((), set()), (("v",), {"i", "v"}), (True, {"i", "v"}), (["i"], {"i"})):
+            found = program.adjoint(outputs=[False], final=final)
+            leaves = topological([*found.inputs, *found.states])
+            assert {node.attr for node in leaves if node.op == "next_grad"} == names, final
+
+
+test_refused = refusals.table(__file__, globals(), np, TraceError, step, Flat, Gaussian)

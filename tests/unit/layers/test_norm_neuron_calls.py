@@ -1,8 +1,11 @@
-"""Calls of a neuron that normalises: later ones skip checks and runner, and give the same bits whatever changes."""
+"""Calls of a neuron that normalises: later ones skip checks and runner, and give the same bits whatever changes; and
+why a call is two layers.
+"""
 
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any, Callable, Dict, List
 
 import pytest
@@ -11,7 +14,9 @@ from torch import Tensor, nn
 
 import spikecore as sc
 from kernel_loop import SHAPE, Loop, Moving, bound, image
+from spikecore.backend import Unsupported
 from spikecore.layers import NormNeuron
+from spikecore.testing import installed
 
 C = SHAPE[1]
 
@@ -116,14 +121,8 @@ CHANGES: Dict[str, Callable[[NormNeuron], Any]] = {
 
 
 #: Those that eval mode, where running statistics normalise, has another way for.
-EVAL_CHANGES = (
-    "weight in place",
-    "mean in place",
-    "weight with gaps",
-    "statistics away",
-    "eps",
-    "another norm",
-    "loaded",
+EVAL_CHANGES = "weight in place, mean in place, weight with gaps, statistics away, eps, another norm, loaded".split(
+    ", "
 )
 
 
@@ -193,3 +192,81 @@ class TestBackward:
             found.append(torch.autograd.grad(out.sum(), [x, layer.norm.weight]))
         for before, after in zip(*found):
             assert torch.equal(before, after)
+
+
+# -- which backend normalises, and why two layers are computed
+
+
+class Without(Loop):
+    """A backend without the capability."""
+
+    name = "without"
+    capabilities = replace(Loop.capabilities, normalisation=False)
+
+
+class OfOneInput(Loop):
+    """A backend of an older contract, which normalises the first input alone."""
+
+    name = "of_one_input"
+    capabilities = replace(Loop.capabilities, normalised_shortcut=False)
+
+
+def test_a_backend_may_normalise_the_first_input_alone() -> None:
+    """A normalised shortcut is computed one after the other there, and the reason names the capability."""
+    with installed(OfOneInput) as name:
+        neuron = sc.LIF(backend=name)
+        layer = NormNeuron(norm(), neuron, shortcut="before")
+        layer(image(), image())
+        assert layer.reason == ""
+        layer.shortcut_norm = norm()
+        layer(image(), image())
+        assert "does not support normalised_shortcut" in str(layer.reason)
+
+
+def test_why_two_layers_are_computed_is_said() -> None:
+    """On the reference, by wish, in calls that torch traces; fused=True raises instead, in words."""
+    x = image()
+    layer = NormNeuron(norm(), sc.LIF(backend="torch"))
+    layer(x)
+    assert "computes one operation after the other" in str(layer.reason)
+    layer = NormNeuron(norm(), sc.LIF(backend="torch"), fused=True)
+    layer(x)
+    assert layer.reason == ""
+    with installed(Without) as name:
+        layer = NormNeuron(norm(), sc.LIF(backend=name), fused=True)
+        with pytest.raises(
+            Unsupported, match=r"LIF was to normalise within its kernel \(fused=True\): backend 'without'"
+        ):
+            layer(x)
+    assert int(layer.norm.num_batches_tracked) == 0
+    layer = NormNeuron(norm(), bound(sc.LIF(), Loop()), fused=False)
+    layer(x)
+    assert layer.reason == "fused=False was asked for"
+    layer = NormNeuron(norm(), bound(sc.LIF(), Loop()), fused=True)
+    layer(x)
+    assert layer.reason == ""
+    other = NormNeuron(norm(), bound(sc.LIF(tau=torch.full((5,), 2.0), channel_dim=3), Loop()))
+    other(x)
+    assert other.reason == "channel_dim=3, and a parameter is a tensor"
+    with pytest.raises(Unsupported, match="is no plain input of the normalisation"):
+        layer(x[..., :0])  # no number to normalise over
+    layer.fused = None
+    assert layer(x[..., :0]).shape == x[..., :0].shape
+    assert "is no plain input of the normalisation" in str(layer.reason)
+    with pytest.raises(TypeError, match="fused='yes' must be True, False or None"):
+        NormNeuron(norm(), sc.LIF(), fused="yes")
+
+
+def test_an_eps_of_nothing_is_left_to_torch() -> None:
+    """A kernel gave no spikes, in silence, where a channel is constant and where torch refuses the number."""
+    layer = NormNeuron(norm(eps=0.0), sc.LIF(), fused=True)
+    bound(layer.neuron, Loop())
+    with pytest.raises(Unsupported, match=r"eps=0\.0 of the normalisation is not above 0"):
+        layer(image())
+
+
+def test_the_interpreter_derives_statistics() -> None:
+    """The suite's cases of normalisation run on the reference, too; it has second derivatives beside."""
+    layer = NormNeuron(nn.BatchNorm2d(2).double(), sc.LI(tau=2.7, backend="torch"), fused=True)
+    x = (image(2, torch.float64)[:, :2, :2, :1, :2] * 2.0).requires_grad_()
+    assert torch.autograd.gradgradcheck(layer, (x,))

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+import refusals
 import spikecore as sc
 from spikecore.layers import TEBN, TimeBatched, tdbn
 
@@ -87,26 +88,4 @@ def test_tebn_in_a_network():
     assert y.flatten(0, 1).is_contiguous(memory_format=torch.channels_last)
 
 
-def test_wrong_arguments_are_named():
-    for wrong, error in ((0, ValueError), (2.0, TypeError)):
-        with pytest.raises(error, match=f"TEBN: steps={wrong} must be"):
-            TEBN(C, wrong)
-    for make in (lambda: TEBN(C, T, dims=4), lambda: tdbn(C, dims=4)):
-        with pytest.raises(ValueError, match=r"dims must be 1, 2 or 3, as of nn\.BatchNorm1d, 2d and 3d, got 4"):
-            make()
-    for name in ("threshold", "alpha"):
-        for wrong in (0, -1.0, float("nan")):
-            with pytest.raises(ValueError, match=f"tdbn: {name} must be above 0, got {wrong}"):
-                tdbn(C, **{name: wrong})
-    with pytest.raises(
-        ValueError, match=r"TEBN: x must be \[T, B, C, \.\.\.\] with T=4, .*got shape \(3, 3, 5, 4, 6\)"
-    ):
-        TEBN(C, T)(values(2)[:3].float())
-    with pytest.raises(
-        ValueError, match=r"module 1 of TimeBatched is TEBN, which needs the time dimension; place it before"
-    ):
-        TimeBatched(nn.Conv2d(2, C, 3), TEBN(C, T))
-    net = nn.Sequential(TimeBatched(nn.Conv2d(2, C, 3)), TEBN(C, T), sc.LIF())
-    with pytest.raises(ValueError, match="'1' is TEBN, which takes no single steps: it has a factor for each step"):
-        sc.set_step(net, "single")
-    assert net[0].step == net[2].step == "multi"
+test_refused = refusals.table(__file__, globals())

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import refusals
 import spikecore as sc
 
 
@@ -96,21 +97,6 @@ def test_slots_have_the_sums_of_counts(layer: nn.Module) -> None:
     torch.testing.assert_close(layer(slots).unflatten(0, (3, 4)).sum(1), layer(z))
 
 
-@pytest.mark.parametrize(
-    ("counts", "levels", "error", "text"),
-    [
-        (torch.tensor([0.0, 5.0]), 4, ValueError, "whole numbers from 0 to levels=4, got 5.0 (1 are not)"),
-        (torch.tensor([0.5, -1.0]), 4, ValueError, "whole numbers from 0 to levels=4, got 0.5 (2 are not)"),
-        (torch.tensor(1.0), 4, ValueError, "counts [T, ...] and levels of 1 or more"),
-        (torch.tensor([1.0]), 0, ValueError, "counts [T, ...] and levels of 1 or more"),
-        (torch.tensor([1]), 1, TypeError, "counts has dtype torch.int64"),
-    ],
-)
-def test_slots_of_no_counts(counts: Tensor, levels: int, error: Any, text: str) -> None:
-    with pytest.raises(error, match=re.escape(text)):
-        sc.functional.expand_counts(counts, levels)
-
-
 # -- tools
 
 
@@ -147,3 +133,6 @@ def test_a_loss_wants_counts() -> None:
     assert float(loss) == 0.0
     with pytest.raises(ValueError, match=r"correct_rate must be between 0 and 1 .* say levels=, their largest count"):
         sc.losses.mse_count(z, targets, correct_rate=2.0)
+
+
+test_refused = refusals.table(__file__, globals())

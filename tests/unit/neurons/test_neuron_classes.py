@@ -36,25 +36,6 @@ class TestDefaults:
         assert [key for key, _ in sc.KLIF(learn=("tau",)).named_parameters()] == ["tau"]
 
 
-class TestTogether:
-    """Arguments that make no sense together are refused where they are given."""
-
-    @pytest.mark.parametrize("beta", [0.9, 0.95, torch.tensor([0.5, 0.9])])
-    def test_alpha_is_above_beta(self, beta):
-        """The potential of Alpha is the difference of its currents, in this order."""
-        with pytest.raises(ValueError, match=r"^Alpha: beta=.* must be below alpha=0\.9, by a 1024th of it or more: "):
-            sc.Alpha(0.9, beta)
-        assert sc.Alpha(0.9, beta, bounds=None)(torch.zeros(2, 1, 2)).shape == (2, 1, 2)
-
-    def test_brf_has_a_damping_for_its_frequency(self):
-        """Above 1 / dt the square root has no value."""
-        with pytest.raises(ValueError, match=r"^BRF: omega=101\.0 must be at most 1 / dt, with dt=0\.01: above, it"):
-            sc.BRF(101.0)
-        with pytest.raises(ValueError, match=r"^BRF: omega=tensor\(.* must be at most 1 / dt"):
-            sc.BRF(torch.tensor([1.0, 300.0]))
-        sc.BRF(100.0)
-
-
 NEURONS = {**sc.neurons.MODELS, "EscapeNoise": sc.stochastic.EscapeNoise}
 CASES = [
     (name, reset)

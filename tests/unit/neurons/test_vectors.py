@@ -1,4 +1,4 @@
-"""Vectors: neurons with several values under one name, against loops in PyTorch with them in the last dimension."""
+"""Vectors: several values of a neuron under one name, wherever a state is; values and gradients are the suite's."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from torch import nn
 
 import refusals
 import spikecore as sc
-from arctan import spike
 from ready import needs_backend
 from spikecore.lang import trace
 
@@ -20,57 +19,6 @@ T, B, C = 12, 3, 5
 
 def drawn(*shape, seed=0):
     return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-
-
-def dhlif(x, p, state):
-    """Equation of the authors: ``mem = mem * alpha + (1 - alpha) * inputs - v_th * spike``."""
-    d, v, y = (state[name] for name in ("d", "v", "y"))
-    keeps, alpha, outputs, every = torch.sigmoid(p["w_branch"]), torch.sigmoid(p["w_soma"]), [], []
-    for x_t in x:
-        d = keeps * d + (1 - keeps) * x_t
-        v = v * alpha + (1 - alpha) * d.sum(-1) - p["threshold"] * y
-        y = spike(v - p["threshold"], strict=True)
-        outputs.append(y)
-        every.append(d)
-    return torch.stack(outputs), {"d": d, "v": v, "y": y}, torch.stack(every)
-
-
-def ssm(x, p, state):
-    """A diagonal recurrence held for the length of a step, then LIF."""
-    s, v, outputs, every = state["s"], state["v"], [], []
-    a = torch.exp(-p["dt"] * p["rate"])
-    b = (a - 1) / -p["rate"] * p["b"]
-    for x_t in x:
-        s = a * s + b * x_t.unsqueeze(-1)
-        h = v + ((p["c"] * s).sum(-1) + p["d"] * x_t - (v - p["v_reset"])) / p["tau"]
-        z = spike(h - p["threshold"])
-        v = z * p["v_reset"] + (1 - z) * h
-        outputs.append(z)
-        every.append(s)
-    return torch.stack(outputs), {"s": s, "v": v}, torch.stack(every)
-
-
-class Filter(sc.Neuron):
-    """A filter of four taps in front of a leaky integrator, without a spike: its states shift."""
-
-    states = {"past": sc.vector(3), "v": 0.0}
-    params = {"taps": sc.vector(4, [0.5, 0.25, -0.25, 0.125]), "keep": 0.75}
-
-    def dynamics(self, x, s, p):
-        window = [x, *s.past]
-        v = p.keep * s.v + sc.ops.sum(p.taps * window)
-        return v, {"past": window[:-1], "v": v}
-
-
-def filtered(x, p, state):
-    past, v, outputs, every = state["past"], state["v"], [], []
-    for x_t in x:
-        window = torch.cat([x_t.unsqueeze(-1), past], -1)
-        v = p["keep"] * v + (p["taps"] * window).sum(-1)
-        past = window[..., :-1]
-        outputs.append(v)
-        every.append(past)
-    return torch.stack(outputs), {"past": past, "v": v}, torch.stack(every)
 
 
 class Dendrite(sc.Neuron):
@@ -84,51 +32,10 @@ class Dendrite(sc.Neuron):
         return sc.ops.tanh(sc.ops.sum(d)) * x.gate, {"d": d}
 
 
-#: Neuron, loop, its vectors of parameters, their sizes.
-CASES = {
-    "dhlif": (sc.DHLIF, dhlif, {"w_branch": 4}, {"w_soma": 0.3, "threshold": 0.25}),
-    "ssm": (
-        sc.SpikingSSM,
-        ssm,
-        {"rate": 16, "b": 16, "c": 16},
-        {"d": 0.5, "dt": 0.2, "tau": 2.0, "threshold": 0.5, "v_reset": 0.0},
-    ),
-    "filter": (Filter, filtered, {"taps": 4}, {"keep": 0.75}),
-}
-
-
 def values_of(vectors, numbers, lead):
     """Values of vectors, ``[*lead, n]``, all different and above 0, and numbers."""
     made = {name: 0.5 + drawn(*lead, n, seed=k).abs() for k, (name, n) in enumerate(vectors.items())}
     return {**made, **{name: torch.tensor(value, dtype=torch.float64) for name, value in numbers.items()}}
-
-
-@pytest.mark.parametrize("lead", [(), (C,)], ids=["shared", "channels"])
-@pytest.mark.parametrize("name", CASES)
-def test_values_and_gradients_are_those_of_a_loop(name, lead):
-    """From a state, with a record: outputs, states, and the gradients of input, state and whole vectors."""
-    kind, loop, vectors, numbers = CASES[name]
-    values = values_of(vectors, numbers, lead)
-    neuron = kind(**values, learn=tuple(values), backend="torch").double()
-    of_input = () if name != "dhlif" else (4,)
-    x = (3 * drawn(T, B, C, *of_input, seed=7)).requires_grad_()
-    start = {state: drawn(B, C, *size, seed=9).requires_grad_() for state, size in sizes_of(neuron).items()}
-    vector = next(iter(start))
-    out, end, seen = neuron.run(x, state=start, record=(vector,))
-    want, want_end, want_seen = loop(x, {key: getattr(neuron, key) for key in values}, start)
-    torch.testing.assert_close(out, want, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close((end, seen[vector]), (want_end, want_seen), rtol=1e-12, atol=1e-12)
-    assert seen[vector].shape == (T, B, C, *sizes_of(neuron)[vector])
-    wanted = [x, *start.values(), *neuron.parameters()]
-    cotangents = [drawn(*y.shape, seed=k) for k, y in enumerate((out, *end.values(), seen[vector]))]
-    found = torch.autograd.grad([out, *end.values(), seen[vector]], wanted, cotangents)
-    right = torch.autograd.grad([want, *want_end.values(), want_seen], wanted, cotangents)
-    torch.testing.assert_close(found, right, rtol=1e-9, atol=1e-9)
-    assert {key: getattr(neuron, key).shape[-1] for key in vectors} == vectors
-
-
-def sizes_of(neuron):
-    return {state: (kind.n,) if state in neuron.vectors else () for state, kind in neuron.states.items()}
 
 
 class TestState:

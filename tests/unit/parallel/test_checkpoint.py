@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 from torch.utils.checkpoint import checkpoint
 
+import refusals
 import spikecore as sc
 from spikecore.context import COMPILES
 
@@ -224,17 +225,6 @@ def test_an_encoder_with_a_generator():
 class TestRefused:
     """Wrong numbers, and no policy at all, are refused in words."""
 
-    @pytest.mark.parametrize("every", [0, 1.5])
-    def test_every(self, every):
-        """every is a positive whole number or None."""
-        with pytest.raises(ValueError, match=f"every={every} must be"):
-            sc.checkpoint(net(), every=every)
-
-    def test_no_network(self):
-        """A class or a list is no network."""
-        with pytest.raises(TypeError, match="give the network"):
-            sc.checkpoint([nn.ReLU()], every=1)
-
     def test_a_forward_of_its_own(self):
         """A network with a forward of its own is asked for names, and told those it has."""
         with pytest.raises(
@@ -248,18 +238,6 @@ class TestRefused:
         chain.forward = chain[0].forward
         with pytest.raises(TypeError, match="whose forward, __call__ or __iter__ is its own"):
             sc.checkpoint(chain, every=1)
-
-    @pytest.mark.parametrize(
-        ("names", "error", "says"),
-        [
-            (["bodies"], ValueError, "Blocks has no module 'bodies'; it has 'two'"),
-            ("body", TypeError, "modules='body' must be a list of names"),
-        ],
-    )
-    def test_names(self, names, error, says):
-        """Unknown names are told with the known ones."""
-        with pytest.raises(error, match=says):
-            sc.checkpoint(Blocks(), every=1, modules=names)
 
     @pytest.mark.filterwarnings("ignore")  # torch's own while it traces
     def test_compiled(self):
@@ -302,3 +280,6 @@ def test_torchs_own_checkpoint(step, run):
         return run(model, x, lambda part: checkpoint(model, part, **again))
 
     assert_same(ran(net(step).eval(), region), ran(net(step).eval(), run))
+
+
+test_refused = refusals.table(__file__, globals())

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+import refusals
 import spikecore as sc
 
 T, B, N, C = 7, 4, 5, 3
@@ -114,26 +115,6 @@ def test_the_page_of_the_seeds():
 class TestRefused:
     """A network that would not be the loop over time is refused, before anything runs."""
 
-    @pytest.mark.parametrize("steps", [0, 2.0])
-    def test_no_number_of_steps(self, steps):
-        """T is a positive whole number."""
-        with pytest.raises(ValueError, match="constant_forward: T="):
-            pipeline().constant_forward(images(), steps)
-
-    def test_both_kinds_of_neurons(self):
-        """Neurons of both modes have no common step."""
-        many = sc.parallel.Pipeline([(sc.IF(step="single"), "cpu"), (sc.LIF(), "cpu")])
-        with pytest.raises(ValueError, match="IF has step='single' and LIF has step='multi'; give all neurons"):
-            many.constant_forward(torch.rand(B, N), T)
-
-    def test_an_encoder(self):
-        """An encoder repeats the input by itself."""
-        many = sc.parallel.Pipeline([(nn.Sequential(sc.encode.Constant(3), sc.LIF()), "cpu")])
-        with pytest.raises(ValueError, match=r"'0\.0', Constant, makes time itself; leave an enc"):
-            many.constant_forward(torch.rand(B, N), T)
-        with pytest.raises(ValueError, match=r"'0', LIF, makes time itself; .* set repeat=None"):
-            sc.parallel.Pipeline([(sc.LIF(repeat=3), "cpu")]).constant_forward(torch.rand(B, N), T)
-
     def test_a_mean_over_time(self):
         """A layer that reads several steps cannot get them one by one."""
 
@@ -144,3 +125,6 @@ class TestRefused:
         many = sc.parallel.Pipeline([(sc.LIF(), "cpu"), (Rate(), "cpu")])
         with pytest.raises(ValueError, match=r"for one step the stages give shape \(4, 5\).*Leave that layer out"):
             many.constant_forward(torch.rand(B, N), T)
+
+
+test_refused = refusals.table(__file__, globals())

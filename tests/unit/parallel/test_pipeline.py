@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+import refusals
 import spikecore as sc
 from spikecore.context import COMPILES
 
@@ -278,61 +279,9 @@ def pair(**kwargs):
     return sc.parallel.Pipeline([(first, "cpu"), (nn.Sequential(nn.Linear(4, 3), sc.LI()), "cpu")], **kwargs)
 
 
-@pytest.mark.parametrize(
-    ("stages", "error", "says"),
-    [
-        ([], ValueError, r"stages=\[\] has no stage"),
-        (nn.Linear(2, 2), TypeError, r"must be a list of pairs, \[\(stage, device\), \.\.\.\]"),
-        ([nn.Linear(2, 2)], TypeError, r"stages\[0\]=Linear.* must be a pair \(stage, device\)"),
-        ([(nn.ReLU(), "cpu"), (nn.ReLU, "cpu")], TypeError, "stage 1 is the class ReLU; give a module"),
-        ([(nn.ReLU(), 0)], TypeError, "the device of stage 0, 0, must be a torch.device or its name, such as 'cuda:0'"),
-        (
-            [(nn.ReLU(), "cpu"), (nn.ReLU(), "cuda:99")],
-            ValueError,
-            "stage 1 asks for 'cuda:99', which is not there; there",
-        ),
-        ([(nn.ReLU(), "ipu:0")], ValueError, r"stage 0 asks for 'ipu:0'; PopTorch places.*spikecore_ipu.pipeline"),
-    ],
-    ids=["empty", "module", "no pair", "class", "number", "absent", "ipu"],
-)
-def test_stages(stages, error, says):
-    """Wrong stages and devices are named, with the devices that are there."""
-    with pytest.raises(error, match=says):
-        sc.parallel.Pipeline(stages)
-
-
-def test_a_module_in_two_stages():
-    """One module cannot be two stages, nor part of both."""
-    shared = sc.LIF()
-    with pytest.raises(
-        ValueError, match="stages 0 and 1 share a LIF which can be on one device.*make one for each stage"
-    ):
-        sc.parallel.Pipeline([(shared, "cpu"), (shared, "cpu")])
-    with pytest.raises(ValueError, match=r"stages 0 and 1 share a LIF, '1' in stage 1, which can be on one device"):
-        sc.parallel.Pipeline([(shared, "cpu"), (nn.Sequential(nn.ReLU(), shared), "meta")])
-
-
-@pytest.mark.parametrize(
-    ("split", "error", "says"),
-    [
-        (
-            {"chunks": 2, "split_sizes": 4},
-            ValueError,
-            "chunks=2 and split_sizes=4 each say how a batch is split; give one",
-        ),
-        ({"chunks": 0}, ValueError, "chunks=0 must be at least 1"),
-        ({"chunks": 2.0}, TypeError, "chunks=2.0 must be a number of equal parts, a whole number"),
-        ({"split_sizes": "4"}, TypeError, "split_sizes='4' must be the size of a part, or a list of sizes"),
-        ({"split_sizes": [4, 0]}, ValueError, r"split_sizes\[1\]=0 must be at least 1"),
-        ({"batch_dim": -1}, ValueError, "batch_dim=-1 must be the number of a dimension, from 0 on"),
-        ({"batch_dim": (0, 1, 2)}, ValueError, r"batch_dim=\(0, 1, 2\) must be the number .* or a pair"),
-    ],
-    ids=str,
-)
-def test_settings(split, error, says):
-    """Wrong settings are errors when the pipeline is made."""
-    with pytest.raises(error, match=says):
-        pair(**split)
+def stages(*parts):
+    """A pipeline of pairs, or of anything else."""
+    return sc.parallel.Pipeline([*parts])
 
 
 @pytest.mark.parametrize(
@@ -355,23 +304,6 @@ def test_a_split_that_does_not_divide_the_batch(split, says):
     with pytest.raises(ValueError, match=says):
         net(torch.rand(T, B, N))
     assert calls == []
-
-
-def test_no_batch():
-    """Something without a batch is refused, and the argument that says where it is, is named."""
-    with pytest.raises(ValueError, match=r"the batch is dimension batch_dim=1 of the input, and x has shape \(8,\)"):
-        pair(chunks=2)(torch.rand(B))
-    with pytest.raises(TypeError, match=r"a tensor, or a tuple, list or dict of tensors, got \['image'\]"):
-        pair()("image")
-    with pytest.raises(ValueError, match=r"the tensors of the input have batches of \[4, 8\] in dimension batch_dim=1"):
-        pair(chunks=2)((torch.rand(T, B, N), torch.rand(T, 4, N)))
-
-
-def test_an_encoder_needs_both_dimensions():
-    """A layer that makes time takes [B, ...]: another batch_dim of the input is refused, with the one to give."""
-    stages = [(nn.Sequential(sc.encode.Constant(T), nn.Linear(N, 4)), "cpu"), (sc.LIF(), "cpu")]
-    with pytest.raises(ValueError, match=r"make time of an input \[B, ...\], and batch_dim=1 .* batch_dim=\(0, 1\)"):
-        sc.parallel.Pipeline(stages, chunks=2)(torch.rand(B, N))
 
 
 def test_outputs_that_cannot_be_put_together():
@@ -450,3 +382,6 @@ def test_replicas_are_refused(make):
         RuntimeError, match=r"in an nn\.DataParallel, which .*DistributedDataParallel, or sc\.parallel\.Pipeline"
     ):
         neuron._replicate_for_data_parallel()
+
+
+test_refused = refusals.table(__file__, globals())

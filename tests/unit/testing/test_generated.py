@@ -24,7 +24,7 @@ class TestText:
     def test_what_is_printed_reads_back(self):
         """Calls that are in no release, and the simplest: the sentence of the case begins with its text."""
         every = "model=turn,reset=none,shape=3,learn=all,state=yes,given=output:0+final:a,draw=2"
-        layer = "lay=x:strided+g:final:v:ones,feedback=fused,weights=masked,autocast=yes"
+        layer = "x=strided,g_final=strided,feedback=fused,weights=masked,autocast=yes"
         for text in (every, layer, "simplest"):
             (case,) = CASES.select(ids=[f"generated/{text}"])
             assert case.holds.startswith(f"{text}: ")

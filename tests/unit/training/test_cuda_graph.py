@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+import refusals
 import spikecore as sc
 from graphed import GRAPH, batch, net, same, training, without_a_gpu
 
@@ -269,22 +270,6 @@ class TestRefusals:
 class TestOptions:
     """CudaOptions are TrainingOptions with three fields more."""
 
-    @pytest.mark.parametrize(
-        ("kwargs", "text"),
-        [
-            ({"graph": 1}, "graph=1 must be True or False"),
-            ({"warmup": 1}, "warmup=1 must be a whole number, 2 or more"),
-            ({"warmup": 2.5}, "warmup=2.5 must be a whole number"),
-            ({"max_graphs": True}, "max_graphs=True must be a whole number, 1 or more"),
-            ({"clip_norm": -1}, "clip_norm=-1 must be above 0"),
-        ],
-    )
-    def test_wrong_ones_are_named(self, kwargs, text):
-        """Argument, value, and what would be right."""
-        with pytest.raises((TypeError, ValueError)) as caught:
-            sc.CudaOptions(**kwargs)
-        assert text in str(caught.value)
-
     def test_a_scaler_is_refused_with_a_graph(self):
         """It reads on the host whether the gradients are finite."""
         if not hasattr(torch.amp, "GradScaler"):
@@ -293,3 +278,6 @@ class TestOptions:
         assert sc.CudaOptions(scaler=made).scaler is made
         with pytest.raises(ValueError, match="use autocast=torch.bfloat16, which needs no scaler, or graph=False"):
             sc.CudaOptions(graph=True, scaler=made)
+
+
+test_refused = refusals.table(__file__, globals())

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+import refusals
 import spikecore as sc
 
 
@@ -201,75 +202,6 @@ def test_inference_is_in_eval_mode_and_restores_every_module():
         predict(torch.rand(5, 8, 7))
     assert [m.training for m in model] == [True, True, True, False, True]
     assert model.training
-
-
-@pytest.mark.parametrize(
-    ("change", "error", "text"),
-    [
-        ({"net": "no"}, TypeError, "net='no' is a str; give the network"),
-        ({"loss": nn.MSELoss}, TypeError, "loss=MSELoss is the class; give an object, MSELoss()"),
-        (
-            {"optimizer": torch.optim.SGD(nn.Linear(1, 1).parameters(), 0.1)},
-            ValueError,
-            "optimizer holds no parameter of this network",
-        ),
-        ({"loss": None}, TypeError, "loss=None must be callable as loss(outputs, targets)"),
-        (
-            {"loss": torch.optim.SGD(nn.Linear(1, 1).parameters(), 0.1)},
-            TypeError,
-            "such as spikecore.losses.ce_count; the order is training_model(net, loss, optimizer)",
-        ),
-        ({"options": {"compile": True}}, TypeError, "; write options=sc.TrainingOptions(compile=True)"),
-        ({"options": 3}, TypeError, "options=3 must be a spikecore.TrainingOptions"),
-    ],
-)
-def test_wrong_arguments_are_named(change, error, text):
-    """Each wrong argument gives a sentence with its name, its value and what would be right."""
-    model = net()
-    right = {"net": model, "loss": sc.losses.ce_count, "optimizer": torch.optim.SGD(model.parameters(), 0.1)}
-    with pytest.raises(error) as caught:
-        sc.training_model(**{**right, **change})
-    assert text in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("kwargs", "text"),
-    [
-        ({"clip_norm": 0}, "clip_norm=0 must be above 0"),
-        ({"clip_norm": "1"}, "clip_norm='1' must be a number above 0, or None for no clipping"),
-        ({"autocast": torch.float32}, "autocast=torch.float32 must be torch.float16, torch.bfloat16 or None"),
-        ({"scaler": 1}, "scaler=1 must have the methods of torch.amp.GradScaler"),
-    ],
-)
-def test_wrong_options_are_named(kwargs, text):
-    """Options are checked when they are made."""
-    with pytest.raises((TypeError, ValueError)) as caught:
-        sc.TrainingOptions(**kwargs)
-    assert text in str(caught.value)
-
-
-def test_a_loss_that_is_no_number_is_refused():
-    """A loss of many numbers says how to reduce it, instead of torch's message about scalars."""
-    model = net()
-    step = sc.training_model(model, lambda out, y: out.sum(0), torch.optim.SGD(model.parameters(), 0.1))
-    with pytest.raises(ValueError, match=r"loss must give a tensor with one number, got shape \[8, 3\]"):
-        step(*batch())
-    step = step_of(model, lambda out, y: F.cross_entropy(out.sum(0), y).item())
-    with pytest.raises(ValueError, match=r"loss must give a tensor with one number, got \d\S+; leave .item\(\) out"):
-        step(*batch())
-
-
-def test_a_loss_without_a_gradient_is_refused():
-    """Instead of torch's "element 0 of tensors does not require grad"."""
-    step = step_of(net(), lambda out, y: (out.sum(0).argmax(-1) != y).float().mean())
-    with pytest.raises(ValueError, match=r"^loss has no gradient: it is made of argmax, .*ce_count does$"):
-        step(*batch())
-
-
-def test_an_array_as_inputs_is_refused():
-    """With what makes a tensor of it."""
-    with pytest.raises(TypeError, match=r"^inputs is a ndarray; give a tensor, torch.from_numpy\(inputs\).float\(\)"):
-        step_of(mlp(), sc.losses.ce_count)(torch.rand(4, 16, 5).numpy(), labels(16))
 
 
 def test_sequences_that_are_not_padded_are_refused() -> None:
@@ -647,16 +579,6 @@ class TestASilentLayer:
         self.steps(0.0, lambda: nn.Sequential(nn.Linear(5, 3, bias=False), sc.LI()))
 
 
-def test_other_types_than_tensors_are_named() -> None:
-    """A tuple as a data set, and labels that are no integers."""
-    step = step_of(mlp(), sc.losses.ce_max_membrane)
-    x = torch.rand(4, 16, 5)
-    with pytest.raises(TypeError, match=r"got torch\.float32; give targets\.long\(\)"):
-        step(x, labels(16).float())
-    with pytest.raises(TypeError, match=r"a tuple of 2 tensors, .* give torch\.utils\.data\.TensorDataset\(inputs"):
-        sc.DataLoader((torch.rand(16, 5), labels(16)), batch_size=4)
-
-
 class TestSingleSteps:
     """``step="single"`` and inputs ``[T, B, ...]``."""
 
@@ -824,18 +746,6 @@ class TestABatchBeforeTime:
         ):
             assert torch.equal(next(iter(loader)), x.transpose(0, 1))
 
-    @pytest.mark.parametrize(
-        ("samples", "error", "text"),
-        [
-            ([(torch.tensor(1.0), 2)], ValueError, r"turns inputs \[B, T, \.\.\.\], and these are \[1\]; .*encoder"),
-            ([{"x": torch.rand(4, 5)}], TypeError, r"a batch is a dict; .*collate_fn: x\.transpose\(0, 1\)"),
-        ],
-        ids=["no time", "a dict"],
-    )
-    def test_what_a_loader_refuses(self, samples: Any, error: Any, text: str) -> None:
-        with pytest.raises(error, match=text):
-            next(iter(sc.DataLoader(samples, time_first=True)))
-
 
 class TestInputsOfAnotherDtype:
     """Integers, and numbers of NumPy, which are float64."""
@@ -936,3 +846,6 @@ def test_a_scaler_that_is_not_enabled_is_none() -> None:
     step = sc.training_model(net, sc.losses.ce_rate, optimizer, options=options)
     with pytest.raises(FloatingPointError, match="the input has 30 NaN"):
         step(torch.full((2, 5, 3), float("nan")), torch.zeros(5, dtype=torch.long))
+
+
+test_refused = refusals.table(__file__, globals())
