@@ -66,7 +66,9 @@ def margin(
 
 
 def _first(draws: Sequence[Array], good: Array, oracle: Oracle) -> Tuple[Array, ...]:
-    """For each neuron the first draw that is good."""
+    """For each neuron the first draw that is good: for those that share an input, one that is good for all of them."""
+    shared = {axis - 1 for x in draws for axis in range(2, x.ndim) if not x.strides[axis]}
+    good = np.broadcast_to(good.all(axis=tuple(shared), keepdims=True), good.shape)
     if not good.any(axis=0).all():
         raise NoInputsError(f"no inputs with a margin for {type(oracle).__name__} {vars(oracle)} in {len(good)} draws")
     chosen = good.argmax(axis=0)[None, None]
