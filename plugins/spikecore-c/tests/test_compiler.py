@@ -12,8 +12,9 @@ import spikecore as sc
 import spikecore_c
 from spikecore.backend import BackendError, Spec
 from spikecore.kernels import ForwardPlan
+from spikecore.kernels.c_writer import printed
+from spikecore.lang.c import C11
 from spikecore_c.building import built
-from spikecore_c.writer import ForwardWriter
 
 
 class Uses(sc.Neuron):
@@ -32,7 +33,7 @@ class Uses(sc.Neuron):
 def test_no_warning(tmp_path: Path, dtype: torch.dtype) -> None:
     """A kernel compiles without a warning, whatever the names of its values."""
     program = Uses().program
-    text = ForwardWriter(ForwardPlan(program, Spec(dtype, None, ("number",) * len(program.params)))).kernel().text
+    text = printed(C11, ForwardPlan(program, Spec(dtype, None, ("number",) * len(program.params)))).text
     (tmp_path / "kernel.c").write_text(text)
     options = ["-std=c11", "-Wall", "-Wextra", "-Werror", "-pedantic", "-O2", "-c", "-o", str(tmp_path / "kernel.o")]
     done = subprocess.run(
