@@ -7,17 +7,16 @@ The order of evaluation is that of the program. A compiler must not contract a p
 from __future__ import annotations
 
 import re
-from typing import Dict, List, Tuple
+from typing import Dict, List
 
 from spikecore.lang.dialects import C11 as C11  # printers take these from here
 from spikecore.lang.dialects import CUDA as CUDA
 from spikecore.lang.dialects import OPENCL as OPENCL
-from spikecore.lang.dialects import Dialect
+from spikecore.lang.dialects import Dialect, Helper
 from spikecore.lang.render import ATOM, C_TEMPLATES, Printer
 
-#: Functions that C's library lacks -> other ones of these that they call, arguments, value. ``{r}`` is the type of
-#: arithmetic, ``{f}`` the suffix of functions of it, and ``{minimum}`` the name of another one of these.
-_HELPERS: Dict[str, Tuple[Tuple[str, ...], str, str]] = {
+#: Functions that C's library lacks.
+_HELPERS: Dict[str, Helper] = {
     "minimum": ((), "ab", "a != a || a < b ? a : b"),
     "maximum": ((), "ab", "a != a || a > b ? a : b"),
     "clamp": (("minimum", "maximum"), "xlh", "{minimum}({maximum}(x, l), h)"),
@@ -37,19 +36,20 @@ class CPrinter(Printer):
         self.reserved, self.bool_type, self.wide = dialect.words, dialect.boolean, dialect.wide
         self.function_suffix = dialect.suffix(real)
         self.templates = dict(C_TEMPLATES)
-        for name, (_, arguments, _) in _HELPERS.items():
+        for name, (_, arguments, _) in {**_HELPERS, **dialect.helpers}.items():
             call = f"{dialect.helper(name, real)}({', '.join(f'{{{k}}}' for k in range(len(arguments)))})"
             self.templates["remainder" if name == "modulo" else name] = ATOM, call
 
 
 def helpers(text: str, real: str, dialect: Dialect) -> List[str]:
     """The definitions of those functions that a text calls and the dialect's library lacks."""
-    names = {name: dialect.helper(name, real) for name in _HELPERS}
-    called = [name for name in _HELPERS if re.search(rf"\b{names[name]}\(", text)]
-    needed = {inner for name in called for inner in _HELPERS[name][0]} | set(called)
+    table = {**_HELPERS, **dialect.helpers}
+    names = {name: dialect.helper(name, real) for name in table}
+    called = [name for name in table if re.search(rf"\b{names[name]}\(", text)]
+    needed = {inner for name in called for inner in table[name][0]} | set(called)
     lines = []
-    for name in filter(needed.__contains__, _HELPERS):
-        _, arguments, value = _HELPERS[name]
+    for name in filter(needed.__contains__, table):
+        _, arguments, value = table[name]
         head = ", ".join(f"const {real} {argument}" for argument in arguments)
         value = value.format(r=real, f=dialect.suffix(real), **names)
         lines.append(f"{dialect.function} {real} {names[name]}({head}) {{ return {value}; }}")

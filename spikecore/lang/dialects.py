@@ -64,6 +64,11 @@ class Stored(NamedTuple):
     definition: str = ""
 
 
+#: Other functions of these that one calls, its arguments, its value. ``{r}`` is the type of arithmetic, ``{f}`` the
+#: suffix of functions of it, and ``{minimum}`` the name of another one.
+Helper = Tuple[Tuple[str, ...], str, str]
+
+
 class Dialect(NamedTuple):
     """A language of the family of C. What a row does not say is as in C11."""
 
@@ -80,6 +85,8 @@ class Dialect(NamedTuple):
     #: End of the names of the library's functions of float, and name of a function that the library lacks.
     float_suffix: str = "f"
     helper_name: str = "{name}{f}"
+    #: Operations whose function of the library is too coarse somewhere, with what stands in its place.
+    helpers: Mapping[str, Helper] = {}
     #: A number of float, such as INFINITY, as one of double.
     wide: str = "((double){})"
     #: Lines at the top of a text, and those that forbid a compiler to contract a product and a sum. GCC has no such
@@ -127,6 +134,8 @@ OPENCL = Dialect(
     boolean="bool",
     float_suffix="",
     helper_name="scalar_{name}",
+    # five units in the last place are allowed, and that of pocl never is 1
+    helpers={"tanh": ((), "x", "fabs(x) > (sizeof(x) == 4 ? 9.1f : 19.1f) ? copysign(({r})1, x) : tanh(x)")},
     no_contraction=("#pragma OPENCL FP_CONTRACT OFF",),
     words=C_WORDS | _OPENCL_WORDS,
     stored={

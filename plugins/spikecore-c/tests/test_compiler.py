@@ -14,6 +14,8 @@ from spikecore.backend import BackendError, Spec
 from spikecore.kernels import ForwardPlan
 from spikecore.kernels.c_writer import printed
 from spikecore.lang.c import C11
+from spikecore.lang.dialects import WORDS
+from spikecore.testing.naming import ROLES, assert_like_torch, namings, usable
 from spikecore_c.building import built
 
 
@@ -40,6 +42,12 @@ def test_no_warning(tmp_path: Path, dtype: torch.dtype) -> None:
         [spikecore_c.compiler(), *options, str(tmp_path / "kernel.c")], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_words_of_every_dialect() -> None:
+    """A kernel compiles, and computes what torch does, where each value is called like a word of some dialect."""
+    for naming in [*namings(usable(WORDS), 150)][:: len(ROLES) + 1]:
+        assert_like_torch(naming, "c")
 
 
 def test_states_that_change_places() -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import os
+import platform
 import warnings
+from pathlib import Path
 from typing import Any, List, Optional
 
 import numpy
@@ -50,7 +53,7 @@ class Device:
     def kernel(self, name: str, text: str) -> Any:
         """A kernel of a text: from memory, from disk, or compiled now. An object of its own, with its own arguments."""
         self.check()
-        version = (self.title, self.handle.version, self.handle.driver_version)
+        version = (self.title, self.handle.version, self.handle.driver_version, _processor())
         key = f"{name}-{cache.key_of(cache.meaning(text, '//'), version, self._options)}.bin"
         with self.lock:
             return cl.Kernel(self._programs.get(key) or self._programs.put(key, self._built(key, name, text)), name)
@@ -58,7 +61,8 @@ class Device:
     def _built(self, key: str, name: str, text: str) -> Any:
         binary = cache.read(_KIND, key)
         if binary is not None:
-            return self._finished(cl.Program(self._context, [self.handle], [binary]))
+            with contextlib.suppress(cl.Error):  # another driver of the same name and version wrote it
+                return self._finished(cl.Program(self._context, [self.handle], [binary]))
         program = self.compiled(name, text)
         cache.write(_KIND, key, program.get_info(cl.program_info.BINARIES)[0])
         return program
@@ -108,6 +112,16 @@ def _memory(tensor: Tensor) -> Any:
     """The bytes from the first number of a tensor to its last one, which need not be neighbours."""
     count = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
     return (ctypes.c_char * (count * tensor.element_size())).from_address(tensor.data_ptr())
+
+
+@functools.lru_cache(maxsize=None)
+def _processor() -> str:
+    """The processor with its sets of instructions, which a driver of a CPU compiles for; it names neither."""
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        facts = ("model name", "flags", "CPU part", "Features")
+        return "\n".join(sorted({line for line in lines if line.startswith(facts)}))
+    return platform.processor()
 
 
 def title(handle: Any) -> str:

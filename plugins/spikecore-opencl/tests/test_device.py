@@ -11,7 +11,8 @@ import torch
 import spikecore as sc
 import spikecore_opencl
 from spikecore.backend import BackendError
-from spikecore.testing.naming import assert_like_torch, namings, usable
+from spikecore.lang.dialects import WORDS
+from spikecore.testing.naming import ROLES, assert_like_torch, namings, usable
 from spikecore_opencl import backend
 from spikecore_opencl.device import CHOICE, chosen, reason
 
@@ -50,10 +51,9 @@ def test_threads_of_a_large_call(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(torch.equal(lif(x), expected) for _ in range(backend.TRIALS * len(backend.THREADS) + 1))
 
 
-def test_words_of_opencl() -> None:
-    """Functions and types of the language, each as a state, parameter, input, local variable and field."""
-    words = usable("kernel global half uint float4 clamp sign mix select step vload_half get_global_id barrier".split())
-    for naming in namings(words, len(words)):
+def test_words_of_every_dialect() -> None:
+    """A kernel compiles, and computes what torch does, where each value is called like a word of some dialect."""
+    for naming in [*namings(usable(WORDS), 150)][:: len(ROLES) + 1]:
         assert_like_torch(naming, "opencl")
 
 
