@@ -50,6 +50,7 @@ NUMBA_INSTALLED := $(VENV)/.numba-installed
 TRITON_INSTALLED := $(VENV)/.triton-installed
 JAX_INSTALLED := $(VENV)/.jax-installed
 C_INSTALLED := $(VENV)/.c-installed
+OPENCL_INSTALLED := $(VENV)/.opencl-installed
 NVRTC_INSTALLED := $(VENV)/.nvrtc-installed
 PACKAGING_INSTALLED := $(VENV)/.packaging-installed
 DOCS_INSTALLED := $(VENV)/.docs-installed
@@ -64,7 +65,7 @@ FLOOR := $(EMULATOR)/tests tests/ipu tests/backend tests/null \
     $(wildcard $(addprefix tests/unit/,lang core neurons layers test_*.py training))
 
 # What `make check` gives to mypy, two at a time.
-TYPED := spikecore spikecore-numba spikecore-triton spikecore-jax spikecore-c spikecore-bench
+TYPED := spikecore spikecore-numba spikecore-triton spikecore-jax spikecore-c spikecore-opencl spikecore-bench
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-all test-plugins test-kernels check test-docs test-peers test-floor docs notebooks size package clean distclean $(addprefix types-,$(TYPED))
@@ -107,12 +108,13 @@ test-all: $(INSTALLED)
 # Most of the time is compilation, which every core can share. Triton's kernels run in its interpreter where there is no
 # GPU. Some are compiled for AMD's GPUs (tests/test_amd.py); that all compile, for NVIDIA's as well, takes minutes more
 # (tests/test_compiled.py).
-test-plugins: $(NUMBA_INSTALLED) $(TRITON_INSTALLED) $(JAX_INSTALLED) $(C_INSTALLED)
+test-plugins: $(NUMBA_INSTALLED) $(TRITON_INSTALLED) $(JAX_INSTALLED) $(C_INSTALLED) $(OPENCL_INSTALLED)
 	@test -s $(NUMBA_INSTALLED)
 	@cd plugins/spikecore-numba && $(abspath $(BIN))/python -m pytest $(PARALLEL) $(ARGS)
 	@cd plugins/spikecore-triton && $(abspath $(BIN))/python -m pytest $(PARALLEL) --ignore tests/test_compiled.py $(ARGS)
 	@cd plugins/spikecore-jax && $(abspath $(BIN))/python -m pytest $(PARALLEL) $(ARGS)
 	@cd plugins/spikecore-c && $(abspath $(BIN))/python -m pytest $(PARALLEL) $(ARGS)
+	@cd plugins/spikecore-opencl && $(abspath $(BIN))/python -m pytest $(PARALLEL) $(ARGS)
 	@cd $(BENCH) && $(abspath $(BIN))/python -m pytest $(PARALLEL) $(ARGS)
 
 # Only files that have the mark: to collect all others takes 12 s in each process.
@@ -218,6 +220,12 @@ $(JAX_INSTALLED): plugins/spikecore-jax/pyproject.toml $(INSTALLED)
 $(C_INSTALLED): plugins/spikecore-c/pyproject.toml $(INSTALLED)
 	@echo 'Installing spikecore-c'
 	@$(PIP) install --constraint $(VENV)/torch.txt --editable plugins/spikecore-c
+	@touch $@
+
+# With an OpenCL driver for CPUs, pocl.
+$(OPENCL_INSTALLED): plugins/spikecore-opencl/pyproject.toml $(INSTALLED)
+	@echo 'Installing spikecore-opencl'
+	@$(PIP) install --constraint $(VENV)/torch.txt --editable 'plugins/spikecore-opencl[test]'
 	@touch $@
 
 $(NVRTC_INSTALLED): Makefile $(INSTALLED)

@@ -20,6 +20,7 @@ from spikecore.kernels.writing import (
     negated_choice,
 )
 from spikecore.lang import Node
+from spikecore.lang.c import CUDA, CPrinter
 from spikecore.lang.render import ATOM, PRODUCT
 from spikecore_cupy.derivative import FUSED
 
@@ -33,7 +34,7 @@ _WHOLE_WORDS: Any = {"break_long_words": False, "break_on_hyphens": False}
 
 def first_neuron(name: str = "i") -> str:
     """The first line of a kernel's body: the first of the neighbouring neurons of a thread, which has V of them."""
-    return f"const long long {name} = V * (blockIdx.x * (long long)blockDim.x + threadIdx.x);"
+    return f"const {CUDA.integer} {name} = V * ({CUDA.neuron});"
 
 
 def head(name: str, blocks: int = 0, threads: int = BLOCK) -> str:
@@ -41,7 +42,7 @@ def head(name: str, blocks: int = 0, threads: int = BLOCK) -> str:
     those that so many blocks of a multiprocessor leave each.
     """
     bounds = f"{threads}, {blocks}" if blocks else f"{threads}"
-    return f'extern "C" __global__ void __launch_bounds__({bounds}) {name}('
+    return f"{CUDA.kernel} __launch_bounds__({bounds}) {name}("
 
 
 def declared(kind: str, name: str, restrict: bool = True) -> str:
@@ -50,7 +51,7 @@ def declared(kind: str, name: str, restrict: bool = True) -> str:
     """
     if "*" not in kind:
         return f"const {kind} {name}"
-    return f"{kind}{' __restrict__' if restrict else ''} {name}"
+    return CUDA.pointer.format(type=kind.rstrip("*"), name=name) if restrict else f"{kind} {name}"
 
 
 def over_neurons(lines: Sequence[str]) -> List[str]:
@@ -144,7 +145,7 @@ class Function(NamedTuple):
     @property
     def head(self) -> str:
         """Text before its arguments."""
-        return f"{self.template}__device__ __forceinline__ void {self.name}("
+        return f"{self.template}{CUDA.function} void {self.name}("
 
 
 class Stream(NamedTuple):
@@ -166,7 +167,7 @@ TYPES: Dict[torch.dtype, str] = {
 }
 
 
-class CudaPrinter(KernelPrinter):
+class CudaPrinter(CPrinter, KernelPrinter):
     """CUDA C++ that NVRTC compiles without contraction (``--fmad=false``) and with IEEE division and square root.
 
     ``approximate`` are divisions that may be off by two units in the last place, ``numbers`` the parameters that are
@@ -182,7 +183,7 @@ class CudaPrinter(KernelPrinter):
         powers: Collection[Node] = (),
         repeated: Collection[Node] = (),
     ) -> None:
-        super().__init__(TYPES[compute])
+        super().__init__(CUDA, TYPES[compute])
         #: The text of a repeated division.
         self.division = "divided({0}, {1})"
         self.approximate, self.numbers, self.powers, self.repeated = approximate, numbers, powers, repeated
@@ -294,7 +295,7 @@ class TextWriter(KernelWriter):
         body = [*self.neurons_of_a_thread(), *body]
         arguments = self.arguments.ordered(ORDER)
         steps = self.plan.spec.steps if self.fixed else self.form.length
-        types = ["long long", *([] if self.fixed else ["int"]), *map(self._type, arguments)]
+        types = [CUDA.integer, *([] if self.fixed else ["int"]), *map(self._type, arguments)]
         # a fixed number of steps is a constant of the text, T, so that loops are unrolled
         names = ["neurons", *([] if self.fixed else ["steps"]), *(argument.name for argument in arguments)]
         words = [declared(kind, name) for kind, name in zip(types, names)]
@@ -345,7 +346,7 @@ class TextWriter(KernelWriter):
         if argument.kind == "exchange":  # memory through which blocks give numbers to one another
             return "unsigned*"
         if argument.kind in _COUNTS:
-            return "long long"
+            return CUDA.integer
         if argument.kind in _OF_BLOCK:
             return "int"
         # state, parameters and their gradients are in the dtype of arithmetic, whatever inputs have

@@ -1,56 +1,56 @@
-"""The language as C11: what a step of a program is in C, for kernels on the host and for programs without Python.
+"""The language as C: what a step of a program is in a dialect, for kernels and for programs without Python.
 
-The order of evaluation is that of the program. A compiler must not contract a product and a sum: with ``-std=c11`` GCC
-does not, and :data:`NO_CONTRACTION` asks the others.
+The order of evaluation is that of the program. A compiler must not contract a product and a sum, which
+``Dialect.no_contraction`` asks for.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Dict, List, Tuple
+from typing import Dict, List
 
+from spikecore.lang.dialects import C11 as C11  # printers take these from here
+from spikecore.lang.dialects import CUDA as CUDA
+from spikecore.lang.dialects import OPENCL as OPENCL
+from spikecore.lang.dialects import Dialect, Helper
 from spikecore.lang.render import ATOM, C_TEMPLATES, Printer
 
-#: Lines in front of any arithmetic. GCC has no such pragma and warns of it; ``-std=c11`` is its way to say the same.
-NO_CONTRACTION: Tuple[str, ...] = ("#ifdef __clang__", "#pragma STDC FP_CONTRACT OFF", "#endif")
-
-#: Functions that C's library lacks -> other ones of these that they call, arguments, value. ``{r}`` is the type of
-#: arithmetic, ``{f}`` the suffix of functions of it.
-_HELPERS: Dict[str, Tuple[Tuple[str, ...], str, str]] = {
+#: Functions that C's library lacks.
+_HELPERS: Dict[str, Helper] = {
     "minimum": ((), "ab", "a != a || a < b ? a : b"),
     "maximum": ((), "ab", "a != a || a > b ? a : b"),
-    "clamp": (("minimum", "maximum"), "xlh", "minimum{f}(maximum{f}(x, l), h)"),
+    "clamp": (("minimum", "maximum"), "xlh", "{minimum}({maximum}(x, l), h)"),
     "sign": ((), "x", "x > 0 ? ({r})1 : x < 0 ? ({r})-1 : ({r})0"),
     "wrapped": ((), "rd", "r != 0 && (r < 0) != (d < 0) ? r + d : r"),
-    "modulo": (("wrapped",), "xd", "wrapped{f}(fmod{f}(x, d), d)"),
+    "modulo": (("wrapped",), "xd", "{wrapped}(fmod{f}(x, d), d)"),
     "sigmoid": ((), "x", "({r})1 / (({r})1 + exp{f}(-x))"),
-    "softplus": (("maximum",), "x", "maximum{f}(x, ({r})0) + log1p{f}(exp{f}(-fabs{f}(x)))"),
+    "softplus": (("maximum",), "x", "{maximum}(x, ({r})0) + log1p{f}(exp{f}(-fabs{f}(x)))"),
 }
 
 
-class C11Printer(Printer):
-    """C11 for floating point. ``real`` is ``"float"`` or ``"double"``."""
+class CPrinter(Printer):
+    """A dialect of C for floating point. ``real`` is ``"float"`` or ``"double"``."""
 
-    templates = {
-        **C_TEMPLATES,
-        **{
-            name: (ATOM, f"{name}{{f}}({', '.join(f'{{{k}}}' for k in range(len(arguments)))})")
-            for name, (_, arguments, _) in _HELPERS.items()
-        },
-        "remainder": (ATOM, "modulo{f}({0}, {1})"),
-    }
-    bool_type = "int"
-    wide = "((double){})"
+    def __init__(self, dialect: Dialect, real: str = "float") -> None:
+        super().__init__(real)
+        self.reserved, self.bool_type, self.wide = dialect.words, dialect.boolean, dialect.wide
+        self.function_suffix = dialect.suffix(real)
+        self.templates = dict(C_TEMPLATES)
+        for name, (_, arguments, _) in {**_HELPERS, **dialect.helpers}.items():
+            call = f"{dialect.helper(name, real)}({', '.join(f'{{{k}}}' for k in range(len(arguments)))})"
+            self.templates["remainder" if name == "modulo" else name] = ATOM, call
 
 
-def helpers(text: str, real: str) -> List[str]:
-    """The definitions of those functions that a text calls and C's library lacks."""
-    suffix = "f" if real == "float" else ""
-    called = [name for name in _HELPERS if re.search(rf"\b{name}{suffix}\(", text)]
-    needed = {inner for name in called for inner in _HELPERS[name][0]} | set(called)
+def helpers(text: str, real: str, dialect: Dialect) -> List[str]:
+    """The definitions of those functions that a text calls and the dialect's library lacks."""
+    table = {**_HELPERS, **dialect.helpers}
+    names = {name: dialect.helper(name, real) for name in table}
+    called = [name for name in table if re.search(rf"\b{names[name]}\(", text)]
+    needed = {inner for name in called for inner in table[name][0]} | set(called)
     lines = []
-    for name in filter(needed.__contains__, _HELPERS):
-        _, arguments, value = _HELPERS[name]
+    for name in filter(needed.__contains__, table):
+        _, arguments, value = table[name]
         head = ", ".join(f"const {real} {argument}" for argument in arguments)
-        lines.append(f"static inline {real} {name}{suffix}({head}) {{ return {value.format(r=real, f=suffix)}; }}")
+        value = value.format(r=real, f=dialect.suffix(real), **names)
+        lines.append(f"{dialect.function} {real} {names[name]}({head}) {{ return {value}; }}")
     return lines

@@ -38,6 +38,7 @@ from typing import (
 
 from spikecore._base.errors import Unsupported
 from spikecore.lang._graph import topological
+from spikecore.lang.dialects import C_WORDS as C_WORDS  # also these
 from spikecore.lang.operations import ATOM as ATOM  # printers take these from here
 from spikecore.lang.operations import PRODUCT as PRODUCT
 from spikecore.lang.operations import ROWS, Templates
@@ -54,29 +55,6 @@ PYTHON_TEMPLATES: Templates = {row.name: row.python for row in ROWS}
 TEXT_TEMPLATES: Templates = {
     row.name: row.text or (ATOM, f"{row.name}({', '.join(f'{{{i}}}' for i in range(row.arity))})") for row in ROWS
 }
-
-#: Words of C++ up to C++23 and of its compilers.
-_LANGUAGE = (
-    "alignas alignof and and_eq asm auto bitand bitor bool break case catch char char8_t char16_t char32_t class "
-    "co_await co_return co_yield compl concept const const_cast consteval constexpr constinit continue "
-    "contract_assert decltype default delete do double dynamic_cast else enum explicit export extern false float "
-    "for friend goto if inline int long mutable namespace new noexcept not not_eq nullptr operator or or_eq "
-    "private protected public register reinterpret_cast requires restrict return short signed sizeof static "
-    "static_assert static_cast struct switch template this thread_local throw true try typedef typeid typename "
-    "typeof union unsigned using virtual void volatile wchar_t while xor xor_eq"
-)
-
-#: Macros of compilers and of the C library that are written in small letters; the others begin with an underscore or
-#: with capitals, which ``Printer.legal`` changes.
-_MACROS = (
-    "alloca assert assert_perror be16toh be32toh be64toh complex errno fpclassify htobe16 htobe32 htobe64 htole16 "
-    "htole32 htole64 i386 imaginary isfinite isgreater isgreaterequal isinf isless islessequal islessgreater isnan "
-    "isnormal issubnormal isunordered le16toh le32toh le64toh linux math_errhandling offsetof setjmp signbit "
-    "stderr stdin stdout strdupa strndupa unix va_arg va_copy va_end va_start vax"
-)
-
-#: Words of C that no name may be, although the text of a kernel need not have them.
-C_WORDS = frozenset(f"{_LANGUAGE} {_MACROS}".split())
 
 #: Operators whose text may stand unparenthesised on the left of itself: a - b - c is (a - b) - c.
 _LEFT_ASSOCIATIVE = frozenset(("add", "sub", "mul", "div", "and", "or"))
@@ -220,6 +198,7 @@ class Printer:
         if real not in _FUNCTION_SUFFIX:
             raise ValueError(f"real={real!r}: the arithmetic type is 'float' or 'double'")
         self.real = real
+        self.function_suffix = _FUNCTION_SUFFIX[real]
         self.symbols = Symbols()
         self._temporaries: Set[str] = set()
 
@@ -315,7 +294,7 @@ class Printer:
     @cached_property
     def _words(self) -> Dict[str, str]:
         numbers = {"zero": self.number(0.0), "one": self.number(1.0)}
-        return {"f": _FUNCTION_SUFFIX[self.real], "math": self.math, **numbers}
+        return {"f": self.function_suffix, "math": self.math, **numbers}
 
     # -- statements
 

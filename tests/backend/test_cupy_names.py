@@ -16,7 +16,7 @@ import torch
 
 import spikecore_cupy
 from cuda_texts import QUICK, built
-from spikecore.lang.render import C_WORDS
+from spikecore.lang.dialects import WORDS
 from spikecore.testing.naming import assert_like_torch, awkward, identifiers, namings, plans, usable
 from spikecore_cupy.device import HEADER, headers
 from spikecore_cupy.source import print_kernel
@@ -39,8 +39,8 @@ CUDA = (
 
 
 def everything() -> List[str]:
-    """Every identifier of what kernels include and are built from, and words of C, C++ and CUDA."""
-    found = {*MISSED, *CUDA, *C_WORDS}
+    """Every identifier of what kernels include and are built from, and words of each dialect of C."""
+    found = {*MISSED, *CUDA, *WORDS}
     for text in (*headers(f'#include "{HEADER}"').values(), (HERE / "host.h").read_text(encoding="utf-8")):
         found.update(identifiers(text))
     return usable(found)
@@ -48,7 +48,7 @@ def everything() -> List[str]:
 
 @pytest.mark.usefixtures("on_host")
 def test_every_name_of_the_headers() -> None:
-    """Names that kernels include, and words of C and CUDA; g++ compiles them all."""
+    """Names that kernels include, and words of C, CUDA and OpenCL; g++ compiles them all."""
     for k, naming in enumerate(namings(everything(), 120)):
         assert_like_torch(naming, "cupy_host", steps=3 if k % 2 else 17)
 

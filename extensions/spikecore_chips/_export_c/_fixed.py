@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import List, Mapping, Optional, Sequence, Tuple
 
 from spikecore.lang import Node
-from spikecore.lang.c import C11Printer
+from spikecore.lang.c import C11, CPrinter
 from spikecore.lang.operations import AND, ATOM, EQUALITY, OR, ORDER, PRODUCT, SUM, TERNARY, UNARY
 from spikecore_chips._export_c._graph import Refused
 from spikecore_chips._export_c._values import type_of
@@ -43,11 +43,11 @@ _FUNCTIONS = {"minimum": "lesser", "maximum": "greater", "abs": "magnitude", "si
 _Text = Tuple[int, str]
 
 
-class FixedPrinter(C11Printer):
+class FixedPrinter(CPrinter):
     """C11 for the integers of a program. ``formats`` are those of its values."""
 
     def __init__(self, owner: str, formats: Mapping[Node, Format]) -> None:
-        super().__init__("float")
+        super().__init__(C11)
         self._owner, self._formats = owner, formats
 
     def statement(self, node: Node, name: str, names: Mapping[Node, str]) -> str:

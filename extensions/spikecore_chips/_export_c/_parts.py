@@ -13,7 +13,7 @@ from torch import Tensor
 
 from spikecore.core import parameters
 from spikecore.lang import Node, Program, topological
-from spikecore.lang.c import C11Printer
+from spikecore.lang.c import C11, CPrinter
 from spikecore.lang.eager import StraightLine, number
 from spikecore_chips._export_c._fixed import FixedPrinter, is_wide
 from spikecore_chips._export_c._graph import Refused, identifier
@@ -475,7 +475,7 @@ class Cells(Part):
             self.output.format = self.formats[self._roots[0]]
         elif is_spike(self._roots[0]):
             self.output.format = FLAG
-        self._printer: Any = FixedPrinter(title, self.formats) if fixed else C11Printer("float")
+        self._printer: Any = FixedPrinter(title, self.formats) if fixed else CPrinter(C11)
         #: Node that depends on parameters alone -> its text.
         self._constants = self._evaluated(torch.float64 if fixed is torch.float64 else torch.float32)
         for state, initial in zip(program.states, program.initial):

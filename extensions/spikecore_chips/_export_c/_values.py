@@ -8,7 +8,7 @@ from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 import torch
 from torch import Tensor
 
-from spikecore.lang.c import C11Printer
+from spikecore.lang.c import C11, CPrinter
 from spikecore_chips._export_c._graph import Refused
 from spikecore_chips.quant import Format
 from spikecore_chips.quant._analysis import FLAG
@@ -25,7 +25,7 @@ _INTEGERS = (
 BYTES = {"uint8_t": 1, "int8_t": 1, "int16_t": 2, "int32_t": 4, "int64_t": 8, "float": 4}
 #: Numbers of a line.
 _WIDTH = 112
-_printer = C11Printer("float")
+_printer = CPrinter(C11)
 
 
 @dataclass(eq=False)

@@ -12,8 +12,11 @@ import spikecore as sc
 import spikecore_c
 from spikecore.backend import BackendError, Spec
 from spikecore.kernels import ForwardPlan
+from spikecore.kernels.c_writer import printed
+from spikecore.lang.c import C11
+from spikecore.lang.dialects import WORDS
+from spikecore.testing.naming import ROLES, assert_like_torch, namings, usable
 from spikecore_c.building import built
-from spikecore_c.writer import ForwardWriter
 
 
 class Uses(sc.Neuron):
@@ -32,13 +35,19 @@ class Uses(sc.Neuron):
 def test_no_warning(tmp_path: Path, dtype: torch.dtype) -> None:
     """A kernel compiles without a warning, whatever the names of its values."""
     program = Uses().program
-    text = ForwardWriter(ForwardPlan(program, Spec(dtype, None, ("number",) * len(program.params)))).kernel().text
+    text = printed(C11, ForwardPlan(program, Spec(dtype, None, ("number",) * len(program.params)))).text
     (tmp_path / "kernel.c").write_text(text)
     options = ["-std=c11", "-Wall", "-Wextra", "-Werror", "-pedantic", "-O2", "-c", "-o", str(tmp_path / "kernel.o")]
     done = subprocess.run(
         [spikecore_c.compiler(), *options, str(tmp_path / "kernel.c")], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_words_of_every_dialect() -> None:
+    """A kernel compiles, and computes what torch does, where each value is called like a word of some dialect."""
+    for naming in [*namings(usable(WORDS), 150)][:: len(ROLES) + 1]:
+        assert_like_torch(naming, "c")
 
 
 def test_states_that_change_places() -> None:

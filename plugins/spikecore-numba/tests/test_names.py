@@ -9,6 +9,7 @@ from typing import Any, Callable
 import pytest
 
 from spikecore.core.neuron import Neuron
+from spikecore.lang.dialects import WORDS
 from spikecore.testing.naming import frame, namings, plans, same_but_for_names, usable
 from spikecore_numba.source import print_kernel
 
@@ -20,6 +21,7 @@ OTHERS = [
     *keyword.kwlist,
     *getattr(keyword, "softkwlist", ()),
     *dir(builtins),
+    *WORDS,
     *"math np numba float32 float64 expf sign signf scratch int32 uint32 types prange njit jit literally".split(),
 ]
 

@@ -13,6 +13,7 @@ import triton.language
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
 from spikecore.core.neuron import Neuron
+from spikecore.lang.dialects import WORDS
 from spikecore.testing.naming import frame, namings, plans, same_but_for_names, usable
 from spikecore_triton.compiler import options
 from spikecore_triton.printer import LAUNCH
@@ -26,6 +27,7 @@ OTHERS = [
     *keyword.kwlist,
     *getattr(keyword, "softkwlist", ()),
     *dir(builtins),
+    *WORDS,
     *dir(triton.language),
 ]
 

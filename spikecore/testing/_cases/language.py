@@ -9,6 +9,7 @@ from typing import Any, Callable, Dict, Mapping, Tuple
 import numpy as np
 
 import spikecore as sc
+from spikecore.lang.dialects import WORDS
 from spikecore.lang.operations import COMPOSED, ROWS
 from spikecore.testing._case import Collection
 from spikecore.testing._cases.rows import BACK, BOTH
@@ -20,7 +21,7 @@ from spikecore.testing._oracle.rules import EXACT
 from spikecore.testing._subject import subject
 from spikecore.testing.compare import as_array, same
 from spikecore.testing.models import Model, as_written, described
-from spikecore.testing.naming import Naming, awkward, namings, results, usable
+from spikecore.testing.naming import ROLES, Naming, awkward, namings, results, usable
 from spikecore.testing.tolerances import TOLERANCES
 
 CASES = Collection()
@@ -162,6 +163,13 @@ def _names(context: Context) -> None:
     """Every name in every role: local variable, parameter, state, input, field of a surrogate."""
     for naming in namings(usable(_NAMES), len(_NAMES)):
         _as_under_harmless_names(context, naming)
+
+
+@_case("language/words", "a user's names may be words of any language that kernels are printed in", *_NEEDS)
+def _words(context: Context) -> None:
+    """Words drawn from those of all dialects of C, eight for each role."""
+    drawn = np.random.default_rng(context.seed("words", 3)).permutation(usable(WORDS))[: 8 * len(ROLES)]
+    _as_under_harmless_names(context, next(namings([str(word) for word in drawn], len(drawn))))
 
 
 @_case("language/long-names", "names may be long, beyond ASCII, and no identifiers for a class", *_NEEDS[:-1])

@@ -1,17 +1,24 @@
-"""The kernels as C: a loop over neurons, and in it one over the steps of a neuron, whose states are local variables."""
+"""Kernels in dialects of C: a neuron goes through all its steps, with its states in local variables.
+
+The neurons are those of a loop, or each is one thread's, as ``Dialect.neuron`` says.
+"""
 
 from __future__ import annotations
 
-from typing import Dict, List, NamedTuple, Sequence, Tuple, Union
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
 
-from spikecore.kernels import BackwardPlan, ForwardPlan
+from spikecore.kernels._plan import BackwardPlan, ForwardPlan, Geometry
 from spikecore.kernels.writing import (
+    BACKWARD_GROUPS,
     FILLED,
+    FORWARD_GROUPS,
+    STORED,
     Argument,
     KernelPrinter,
     KernelWriter,
+    dtype_name,
     filled,
     indented,
     input_leaf,
@@ -21,7 +28,8 @@ from spikecore.kernels.writing import (
     state_leaf,
 )
 from spikecore.lang import Node, topological
-from spikecore.lang.c import NO_CONTRACTION, C11Printer, helpers
+from spikecore.lang.c import CPrinter, helpers
+from spikecore.lang.dialects import Dialect, Stored
 
 #: What a tensor of one step is read and written at: the neuron.
 AT = "[i]"
@@ -35,29 +43,61 @@ class Kernel(NamedTuple):
     name: str
     text: str
     arguments: Tuple[Argument, ...]
+    #: The groups of tensors of a launch.
+    groups: Tuple[str, ...]
+
+    def values(self, geometry: Geometry, tensors: Sequence[Any], span: int = 0) -> List[Any]:
+        """The arguments of a launch: numbers, and tensors where an argument is a pointer. ``tensors`` are those of each
+        group; ``span`` is how many sums a step has.
+        """
+        groups, sizes = dict(zip(self.groups, tensors)), {"period": geometry.period, "span": span}
+        values: List[Any] = []
+        for _, kind, group, number in self.arguments:
+            if kind in ("pointer", "number"):
+                values.append(groups[group][number])
+            elif kind == "stride":
+                values.append(groups[group][number].stride(0))
+            else:
+                values.append(sizes[kind] if kind in sizes else geometry.channels[number][kind == "channels"])
+        return values
 
 
-class CPrinter(C11Printer, KernelPrinter):
-    """C11 with the names of kernels."""
+class KernelCPrinter(CPrinter, KernelPrinter):
+    """A dialect of C with the names of kernels."""
 
 
 class Writer(KernelWriter):
     """Writes the lines of one kernel."""
 
     neurons_of = f"{{}}{AT}"
+    groups: Tuple[str, ...]
 
-    def __init__(self, plan: Union[ForwardPlan, BackwardPlan], direction: str, roots: Sequence[Node]) -> None:
+    def __init__(
+        self, dialect: Dialect, plan: Union[ForwardPlan, BackwardPlan], direction: str, roots: Sequence[Node]
+    ) -> None:
+        self.dialect, self.integer = dialect, dialect.integer
+        #: The beginning of the loop over all steps.
+        self.over_steps = f"for ({self.integer} t = 0; t < steps; ++t) {{"
         self.real = "double" if plan.compute == torch.float64 else "float"
-        super().__init__(plan, direction, CPrinter(self.real), roots)
+        #: Inputs, outputs and their gradients in memory, where they are not of the type of arithmetic.
+        self.stored: Optional[Stored] = dialect.stored.get(dtype_name(plan.dtype))
+        super().__init__(plan, direction, KernelCPrinter(dialect, self.real), roots)
         #: What is computed before the first step -> its name.
         self.names: Dict[Node, str] = {}
         self.name_hoisted()
 
-    def all(self, name: str, group: str, index: int) -> str:
-        """A tensor of all steps, at step and neuron. One step that stands for all has stride 0."""
-        step = "neurons" if group in FILLED else self.argument(f"{name}_step", "stride", group, index)
-        place = PLACES[self.input_kind(index) if group == "inputs" else ""]
-        return f"{self.argument(name, 'pointer', group, index)}[t * {step}{place}]"
+    def load(self, name: str, group: str, index: int) -> str:
+        """A number of a tensor of all steps, at step and neuron. One step that stands for all has stride 0."""
+        at = f"t * {self.argument(f'{name}_step', 'stride', group, index)}"
+        at += PLACES[self.input_kind(index) if group == "inputs" else ""]
+        load = self.stored.load if self.stored and group in STORED else "{pointer}[{at}]"
+        return load.format(pointer=self.argument(name, "pointer", group, index), at=at)
+
+    def store(self, name: str, group: str, index: int, value: str) -> str:
+        """The line that fills a tensor of all steps, at step and neuron."""
+        store = self.stored.store if self.stored and group in STORED else "{pointer}[{at}] = {value}"
+        pointer = self.argument(name, "pointer", group, index)
+        return f"{store.format(pointer=pointer, at='t * neurons + i', value=value)};"
 
     def declared(self, name: str, value: str) -> str:
         """A variable that changes."""
@@ -121,7 +161,7 @@ class Writer(KernelWriter):
         for index, name in enumerate(self.program.inputs):
             if input_leaf(name) in leaves:
                 local = self.input(name)
-                lines.append(self.constant(local, self.all(f"{local}s", "inputs", index)))
+                lines.append(self.constant(local, self.load(f"{local}s", "inputs", index)))
         return lines
 
     def moved(self, values: Dict[str, Node], names: Dict[Node, str]) -> List[str]:
@@ -143,30 +183,33 @@ class Writer(KernelWriter):
     def finished(self, uniform: List[str], of_neuron: List[str]) -> Kernel:
         """The kernel: ``uniform`` lines come once, ``of_neuron`` for every neuron."""
         if "in_period" in "\n".join(of_neuron):
-            of_neuron = [f"const int64_t in_period = i % {self.argument('period', 'period')};", *of_neuron]
-        arguments = self.arguments.all()
-        head = [f"void {self.name}(", *filled([f"{word}," for word in self._declarations(arguments)], 112)]
+            of_neuron = [f"const {self.integer} in_period = i % {self.argument('period', 'period')};", *of_neuron]
+        dialect, arguments = self.dialect, self.arguments.all()
+        head = [f"{dialect.kernel} {self.name}(", *filled([f"{word}," for word in self._declarations(arguments)], 112)]
         head[-1] = head[-1].rstrip(",")
-        body = [
-            *head,
-            ") {",
-            *indented([*uniform, "for (int64_t i = 0; i < neurons; ++i) {", *indented(of_neuron), "}"]),
-            "}",
-        ]
-        before = helpers("\n".join(body), self.real)
+        if dialect.neuron:
+            thread = [f"const {self.integer} i = {dialect.neuron};", "if (i >= neurons) return;"]
+            lines = [*thread, *uniform, *of_neuron]
+        else:
+            lines = [*uniform, f"for ({self.integer} i = 0; i < neurons; ++i) {{", *indented(of_neuron), "}"]
+        body = [*head, ") {", *indented(lines), "}"]
+        before = helpers("\n".join(body), self.real, dialect)
+        before += [self.stored.definition] if self.stored and self.stored.definition else []
         write = self.printer.named(body)
-        lines = [f"// {self.title()}", *self.listing("//"), "", "#include <math.h>", "#include <stdint.h>", ""]
-        text = "\n".join([*lines, *NO_CONTRACTION, "", *before, "", *map(write, body)])
-        return Kernel(write(self.name), f"{text}\n", named(arguments, write))
+        top = [f"// {self.title()}", *self.listing("//"), ""]
+        top += [*dialect.includes, ""] if dialect.includes else []
+        text = "\n".join([*top, *dialect.no_contraction, "", *before, "", *map(write, body)])
+        return Kernel(write(self.name), f"{text}\n", named(arguments, write), self.groups)
 
     def _declarations(self, arguments: Sequence[Argument]) -> List[str]:
-        words = ["const int64_t steps", "const int64_t neurons"]
+        words = [f"const {self.integer} steps", f"const {self.integer} neurons"]
         for argument in arguments:
             if argument.kind == "pointer":
                 const = "" if argument.group in (*FILLED, "history") else "const "
-                words.append(f"{const}{self.real} *restrict {argument.name}")
+                kind = self.stored.type if self.stored and argument.group in STORED else self.real
+                words.append(self.dialect.pointer.format(type=f"{const}{kind}", name=argument.name))
             else:
-                words.append(f"const {self.real if argument.kind == 'number' else 'int64_t'} {argument.name}")
+                words.append(f"const {self.real if argument.kind == 'number' else self.integer} {argument.name}")
         return words
 
 
@@ -174,9 +217,10 @@ class ForwardWriter(Writer):
     """Writes the forward kernel of a plan."""
 
     plan: ForwardPlan
+    groups = FORWARD_GROUPS
 
-    def __init__(self, plan: ForwardPlan) -> None:
-        super().__init__(plan, "forward", plan.roots)
+    def __init__(self, dialect: Dialect, plan: ForwardPlan) -> None:
+        super().__init__(dialect, plan, "forward", plan.roots)
 
     def kernel(self) -> Kernel:
         """The kernel."""
@@ -190,11 +234,11 @@ class ForwardWriter(Writer):
         names = self.step_names()
         step = [*self.inputs(plan.roots), *self.printer.block(plan.roots, names, program.labels, name_roots=False)]
         for k, node in enumerate(program.outputs):
-            step.append(f"{self.all(self.output_name(k), 'outputs', k)} = {self.value(node, names)};")
+            step.append(self.store(self.output_name(k), "outputs", k, self.value(node, names)))
         step += self.moved({self.state(name): node for name, node in zip(program.states, program.next)}, names)
         for k, name in enumerate(plan.record):
-            step.append(f"{self.all(f'{self.state(name)}_trace', 'trace', k)} = {self.state(name)};")
-        of_neuron += ["for (int64_t t = 0; t < steps; ++t) {", *indented(step), "}"]
+            step.append(self.store(f"{self.state(name)}_trace", "trace", k, self.state(name)))
+        of_neuron += [self.over_steps, *indented(step), "}"]
         for k, name in enumerate(program.states if plan.final else ()):
             of_neuron.append(f"{self.one(f'{self.state(name)}_end', 'final', k)} = {self.state(name)};")
         return self.finished(uniform, of_neuron)
@@ -204,9 +248,10 @@ class BackwardWriter(Writer):
     """Writes the backward kernel of a plan: the states before each step, and then the adjoint from the last one on."""
 
     plan: BackwardPlan
+    groups = (*BACKWARD_GROUPS, "history")
 
-    def __init__(self, plan: BackwardPlan) -> None:
-        super().__init__(plan, "backward", [*plan.roots, *plan.following.values()])
+    def __init__(self, dialect: Dialect, plan: BackwardPlan) -> None:
+        super().__init__(dialect, plan, "backward", [*plan.roots, *plan.following.values()])
 
     def kernel(self) -> Kernel:
         """The kernel."""
@@ -221,7 +266,11 @@ class BackwardWriter(Writer):
             of_neuron.append(self.declared(self.carried(name), final))
         sums = {name: self.free(f"{self.param(name)}_sum") for name in plan.learn}
         of_neuron += [self.declared(name, self._zero) for name in sums.values()]
-        of_neuron += ["for (int64_t t = steps - 1; t >= 0; --t) {", *indented(self._adjoint(sums)), "}"]
+        of_neuron += [
+            f"for ({self.integer} t = steps - 1; t >= 0; --t) {{",
+            *indented(self._adjoint(sums)),
+            "}",
+        ]
         for k, name in enumerate(self.program.states if plan.state else ()):
             of_neuron.append(f"{self.one(f'{self.carried(name)}_start', 'grad_state', k)} = {self.carried(name)};")
         for k, name in enumerate(plan.learn):
@@ -233,9 +282,10 @@ class BackwardWriter(Writer):
         return self.printer.number(0.0)
 
     def _history(self, name: str) -> str:
-        """A state of this neuron before step t."""
+        """A state of this neuron before step t. Threads keep those of all neurons, a loop those of one."""
         index = self.plan.recomputed_states.index(name)
-        return f"{self.argument(f'{self.state(name)}_before', 'pointer', 'history', index)}[t]"
+        at = "t * neurons + i" if self.dialect.neuron else "t"
+        return f"{self.argument(f'{self.state(name)}_before', 'pointer', 'history', index)}[{at}]"
 
     def _recomputed(self) -> List[str]:
         """The loop that keeps the states before each step."""
@@ -245,7 +295,7 @@ class BackwardWriter(Writer):
         roots = [*following.values()]
         step += [*self.inputs(roots), *self.printer.block(roots, names, self.program.labels, name_roots=False)]
         step += self.moved({self.state(name): node for name, node in following.items()}, names)
-        return [*self.starting([*following]), "for (int64_t t = 0; t < steps; ++t) {", *indented(step), "}"]
+        return [*self.starting([*following]), self.over_steps, *indented(step), "}"]
 
     def _adjoint(self, sums: Dict[str, str]) -> List[str]:
         """The lines of one step backwards."""
@@ -257,17 +307,17 @@ class BackwardWriter(Writer):
         for k, index in enumerate(plan.arriving):
             leaf = output_cotangent(index)
             if leaf in leaves:
-                lines.append(self.constant(self.local[leaf], self.all(f"{self.local[leaf]}s", "grad_outputs", k)))
+                lines.append(self.constant(self.local[leaf], self.load(f"{self.local[leaf]}s", "grad_outputs", k)))
                 names[leaf] = self.local[leaf]
         for name in plan.carried_cotangents:
             names[state_cotangent(name)] = self.carried(name)
         for k, name in enumerate(plan.trace):
             if name in plan.carried_cotangents:
-                lines.append(f"{self.carried(name)} += {self.all(f'{self.carried(name)}_trace', 'grad_trace', k)};")
+                lines.append(f"{self.carried(name)} += {self.load(f'{self.carried(name)}_trace', 'grad_trace', k)};")
         lines += self.printer.block(plan.roots, names, program.labels, name_roots=False)
         for k, index in enumerate(plan.written):
-            tensor = self.all(f"grad_{self.input(program.inputs[index])}s", "grad_inputs", k)
-            lines.append(f"{tensor} = {self.value(adjoint.inputs[index], names)};")
+            name = f"grad_{self.input(program.inputs[index])}s"
+            lines.append(self.store(name, "grad_inputs", k, self.value(adjoint.inputs[index], names)))
         for k, index in enumerate(plan.summed, len(plan.learn)):
             name, span = f"grad_{self.input(program.inputs[index])}_sums", self.argument("span", "span")
             tensor = self.argument(name, "pointer", "grad_params", k)
@@ -275,3 +325,10 @@ class BackwardWriter(Writer):
         lines += [f"{sums[name]} += {self.value(node, names)};" for name, node in zip(plan.learn, adjoint.params)]
         of_states = dict(zip(program.states, adjoint.states))
         return [*lines, *self.moved({self.carried(name): of_states[name] for name in plan.carried_cotangents}, names)]
+
+
+def printed(dialect: Dialect, plan: Union[ForwardPlan, BackwardPlan]) -> Kernel:
+    """The kernel of a plan in a dialect."""
+    if isinstance(plan, ForwardPlan):
+        return ForwardWriter(dialect, plan).kernel()
+    return BackwardWriter(dialect, plan).kernel()
