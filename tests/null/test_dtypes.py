@@ -33,10 +33,6 @@ DTYPE_PLACES: Dict[str, Place] = {
         lambda: {" ".join(key) for key in TOLERANCES},
     ),
     "spikecore/testing/tolerances.py: EXACT_STEPS": exactly(lambda: ALL, lambda: EXACT_STEPS),
-    "spikecore/testing/_cases/rows.py: _PAIRS": at_least(
-        lambda: ALL,
-        lambda: re.findall(r'\("(\w+)",', page("spikecore/testing/_cases/rows.py").partition("_PAIRS = ")[2]),
-    ),
     "backends/spikecore_cupy/spikecore.cuh: struct, value, rounded and spike": at_least(
         lambda: {text.format(name=name) for name in NARROW for text in OF_HEADER},
         lambda: [
