@@ -63,7 +63,7 @@ class _Expressions:
         params = {name: self.rng.choice((0.4, 1.25, 2.0, 3.0)) for name in self.params}
 
         def dynamics(self: Any, x: Any, s: Any, p: Any) -> Any:
-            z = self.spike(potential(x, s, p) - p.a, strict)
+            z = self.spike(potential(x, s, p) - p.a, strict=strict)
             after = {name: value(x, s, p) * 0.75 for name, value in following.items()}
             after[reset] = sc.ops.select(z, p.b * 0.5, after[reset])
             return (z, outputs(x, s, p)), after
