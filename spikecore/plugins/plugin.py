@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from spikecore.backend import Backend
 
 #: The plugins of this project, in the folders ``plugins/spikecore-NAME`` of the repository.
-PLUGINS = ("c", "jax", "numba", "triton")
+PLUGINS = ("c", "jax", "numba", "opencl", "triton")
 
 hookspec = pluggy.HookspecMarker("spikecore")
 _log = logging.getLogger("spikecore")
