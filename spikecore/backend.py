@@ -273,7 +273,7 @@ class Backend(Packing):
         """
         data = torch.utils.data
         if not kwargs.get("collate_fn"):
-            batched = _above("training._models").of_one_size
+            batched = _above("training._models").collated
             kwargs["collate_fn"] = data.default_convert if kwargs.get("batch_size", 1) is None else batched
         if kwargs.pop("time_first", False):
             kwargs["collate_fn"] = _above("training._models").TimeFirst(kwargs["collate_fn"])

@@ -94,9 +94,10 @@ class Calibration:
             numbers = (f"{row.before:.4f}", f"{row.after:.4f}", f"{row.silent:.0%}", f"{row.factor:.4g}")
             cells.append((row.name or "(net)", row.kind, *numbers, ", ".join(row.sources)))
         widths = [max(map(len, column)) for column in zip(*cells)]
-        lines = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in cells]
-        for number, row in reversed([*enumerate(self.rows, 2)]):
-            lines[number:number] = [f"    {row.remark}"] if row.remark else []
+        lines = []
+        for line, remark in zip(cells, ("", *(row.remark for row in self.rows))):
+            lines.append("  ".join(map(str.ljust, line, widths)).rstrip())
+            lines += [f"    {remark}"] if remark else []
         title = f"spikes for each neuron and step; asked for: {self.rate:g}; never: neurons that did not fire"
         return "\n".join([title, *lines])
 
@@ -172,27 +173,27 @@ def calibrate(
     run = _Run(graph, inputs, mask)
     originals: Dict[nn.Parameter, Tensor] = {}
     settled: Set[Call] = set()
-    found: Dict[nn.Module, Tuple[float, Tuple[str, ...], str]] = {}
+    outcomes: Dict[nn.Module, Tuple[float, Tuple[str, ...], str]] = {}
     with torch.no_grad(), _put_back(net, originals):
         before = run.rates(layers)
         for layer in layers:
             sources, remark = _sources(graph, layer, settled)
             tensors = [tensor for _, each in sources for tensor in each]
             if names[layer] in left:
-                found[layer] = 1.0, (), "left as it was"
+                outcomes[layer] = 1.0, (), "left as it was"
             elif not sources:
-                found[layer] = 1.0, (), remark
+                outcomes[layer] = 1.0, (), remark
             else:
                 originals.update({tensor: tensor.clone() for tensor in tensors})
                 factor, nearest = _search(run.trial(layer, sources), tensors, rate)
-                remark = _remark(names[layer], _neuron(layer), factor, nearest, rate)
-                found[layer] = factor, tuple(name for name, _ in sources), remark
+                remark = _remark(_neuron(layer), factor, nearest, rate)
+                outcomes[layer] = factor, tuple(name for name, _ in sources), remark
             first = graph.calls_of(layer)[0]
             settled.update(call for call in _needed(graph, [first]) if call.position < first.position)
             settled.update(call for tensor in tensors for call in graph.uses(tensor))
         after = run.rates(layers)
     rows = tuple(
-        Row(names[a], type(a).__name__, before[a].rate, after[a].rate, after[a].silent, *found[a]) for a in layers
+        Row(names[a], type(a).__name__, before[a].rate, after[a].rate, after[a].silent, *outcomes[a]) for a in layers
     )
     return Calibration(rate, rows, originals)
 
@@ -285,7 +286,7 @@ def _sources(graph: Graph, layer: nn.Module, settled: Set[Call]) -> Tuple[Source
             continue
         tensors = _tensors(call.module)
         if any(use in settled for tensor in own for use in graph.uses(tensor)):
-            remarks.append(f"{call.title} was set for an earlier layer")
+            remarks.append(f"{call.title} is a source of an earlier layer")
         elif not tensors:
             remarks.append(f"{call.title} has no weights that scale what it gives")
         else:
@@ -337,11 +338,11 @@ def _search(trial: Callable[[], float], tensors: Sequence[nn.Parameter], rate: f
     return factor, rates[best]
 
 
-def _is_near(found: float, rate: float) -> bool:
-    return rate / 2 <= found <= 2 * rate
+def _is_near(reached: float, rate: float) -> bool:
+    return rate / 2 <= reached <= 2 * rate
 
 
-def _remark(name: str, neuron: Optional[Neuron], factor: float, nearest: float, rate: float) -> str:
+def _remark(neuron: Optional[Neuron], factor: float, nearest: float, rate: float) -> str:
     """A remark on a factor that was not found, or is large."""
     tau = getattr(neuron, "tau", None)
     divides = getattr(neuron, "decay_input", False) is True and isinstance(tau, float) and tau >= _LONG
@@ -350,7 +351,7 @@ def _remark(name: str, neuron: Optional[Neuron], factor: float, nearest: float, 
         ways = [*undivided, "a higher bias before it"] if nearest < rate else ["a lower bias before it"]
         return (
             f"its weights stay: no factor up to {2**_DOUBLINGS} brings half to twice the rate, and the nearest is "
-            f"{nearest:.3g}. What helps: {'; '.join(ways)}; leave=({name!r},), if its spikes are counted for each class"
+            f"{nearest:.3g}. What helps: {'; or '.join(ways)}"
         )
     if factor < _LARGE:
         return ""

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Sequence
 
-__all__ = ["a_kind", "no_tensor", "shown"]
+__all__ = ["a_kind", "listed", "no_tensor", "shown"]
 
 
 def shown(value: Any) -> str:
     """The value for a sentence: a tensor or a network would fill the screen."""
     text = " ".join(repr(value).split())
     return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first names, and how many more there are."""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
 
 
 def a_kind(value: Any) -> str:

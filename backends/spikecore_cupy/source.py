@@ -167,7 +167,7 @@ class BackwardWriter(ChunkWriter):
             sums.append(f"{self.real} {total} = {self.printer.number(0.0)};")
             if self._added:
                 # a thread without neurons has computed those of another one
-                after.append(f"if (!{self.unique('here')}.there) {total} = {self.printer.number(0.0)};")
+                after.append(f"if (!{self.unique('tile')}.active) {total} = {self.printer.number(0.0)};")
             after += [f"{total} = block_sum({total});", f"if (threadIdx.x == 0) {tensor}[blockIdx.x] = {total};"]
         for name in self._summed:
             after += self.block_sum(self._sum(name), self.plan.learn.index(name))
@@ -298,7 +298,7 @@ class BackwardWriter(ChunkWriter):
     def _input_sums(self) -> List[str]:
         """Lines that add up, over a block, the gradients of a chunk's steps of inputs that broadcast."""
         lines = []
-        parts, add = self.unique("parts"), f"{self.unique('here')}.add"
+        parts, add = self.unique("parts"), f"{self.unique('tile')}.add"
         for k, index in enumerate(self.plan.summed):
             name, k = self._grad_input(self._added[k]), k + len(self.plan.learn)
             tensor = self.argument(f"{name}s", "sum", "grad_params", k)

@@ -102,14 +102,14 @@ template <int V> struct Tile {
     long long first, place;
     // Numbers of a tile, and of this one.
     int tile, numbers;
-    bool there;
-    __device__ __forceinline__ Tile(long long neurons, long long period, int tile) : tile(tile) {
+    bool active;
+    __device__ __forceinline__ Tile(long long neurons, long long period, int width) : tile(width) {
         const int apart = tile / V, periods = blockDim.x / apart, here = threadIdx.x;
         const long long across = row_of(period + tile - 1, tile), line = row_of(blockIdx.x, across);
         const long long column = (blockIdx.x - line * across) * tile, own = column + here % apart * V;
         const long long begin = (line * periods + here / apart) * period;
-        there = here / apart < periods && own < period && begin < neurons;
-        first = there ? begin + own : neurons - V;
+        active = here / apart < periods && own < period && begin < neurons;
+        first = active ? begin + own : neurons - V;
         place = line * period + column;
         numbers = period - column < tile ? period - column : tile;
     }
@@ -121,7 +121,7 @@ template <int V> struct Tile {
         for (int n = 0; n < N; ++n) {
             Pack<R, V> own;
             #pragma unroll
-            for (int j = 0; j < V; ++j) own[j] = there ? x[n][j] : R(0);
+            for (int j = 0; j < V; ++j) own[j] = active ? x[n][j] : R(0);
             parts[n * blockDim.x + threadIdx.x] = own;
         }
         sums(reinterpret_cast<const R*>(parts), V * blockDim.x, tile, numbers, to + place, step, steps);
@@ -136,7 +136,7 @@ template <int V> struct Tile {
             R sum = 0;
             #pragma unroll
             for (int j = 0; j < V; ++j) sum += x[n][j];
-            own[n * blockDim.x] = there ? sum : R(0);
+            own[n * blockDim.x] = active ? sum : R(0);
         }
         const int few = blockDim.x < 8 ? blockDim.x : 8;
         sums(reinterpret_cast<const R*>(parts), blockDim.x, few, few, to + blockIdx.x * (long long)few, step, steps);

@@ -20,7 +20,8 @@ from spikecore.kernels.writing import (
     negated_choice,
 )
 from spikecore.lang import Node
-from spikecore.lang.c import CUDA, CPrinter
+from spikecore.lang.c import CPrinter
+from spikecore.lang.dialects import CUDA
 from spikecore.lang.render import ATOM, PRODUCT
 from spikecore_cupy.derivative import FUSED
 
@@ -277,8 +278,8 @@ class TextWriter(KernelWriter):
         """The lines that say which neurons a thread has, before any other."""
         if self.tiled:
             period = self.argument("input_period", "input_period") if "period" in self.plan.broadcast else "neurons"
-            tile = f"const Tile<V> {self.unique('here')}(neurons, {period}, {self.argument('tile', 'tile')});"
-            return [tile, f"const long long {self.first} = {self.unique('here')}.first;"]
+            tile = f"const Tile<V> {self.unique('tile')}(neurons, {period}, {self.argument('width', 'tile')});"
+            return [tile, f"const long long {self.first} = {self.unique('tile')}.first;"]
         if not self.form.together:
             return [self.beginning()]
         # threads behind the last neurons compute these, too, since the others wait for them

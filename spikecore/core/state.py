@@ -38,10 +38,12 @@ FOR_AUTHORS = frozenset(
 )
 
 
-class Closed(nn.Module):
-    """A layer of spikecore, which takes no module and no parameter that nothing would read; a user's subclass does."""
+class FixedParts(nn.Module):
+    """A layer with fixed parts: AttributeError where a module or a parameter of another name is set. Subclasses outside
+    of spikecore, ``add_module`` and ``register_parameter`` are free.
+    """
 
-    #: Names of the modules and parameters that its constructor sets.
+    #: Names that may be set, and that the error lists: modules, parameters and options.
     _parts: ClassVar[Tuple[str, ...]] = ()
 
     def _own_names(self) -> Collection[str]:
@@ -54,7 +56,7 @@ class Closed(nn.Module):
         super().__setattr__(name, value)
 
 
-class Stateful(Closed):
+class Stateful(FixedParts):
     """A module with state over time.
 
     step: ``"multi"`` (input ``[T, *N]``) or ``"single"`` (input ``[*N]``).
@@ -261,7 +263,7 @@ def carry_no_more(module: Stateful) -> None:
         keep(module, None)
 
 
-class Stepped(Closed):
+class Stepped(FixedParts):
     """A module whose input is ``[T, ...]`` with ``step="multi"``, and that of one step with ``step="single"``."""
 
     #: Reason why this module takes no single steps, and the way out; "" if it does.

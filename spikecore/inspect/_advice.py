@@ -11,10 +11,11 @@ from spikecore.core.state import Stepped
 from spikecore.encode import Constant
 from spikecore.graph import DROPOUTS
 from spikecore.inspect._facts import Facts
-from spikecore.inspect._report import Layer, listed
+from spikecore.inspect._report import Layer
 from spikecore.inspect.record import neuron_of
 from spikecore.layers import NormNeuron, fusable
 from spikecore.plugins.selection import REFERENCE, automatic_order
+from spikecore.words import listed
 
 #: A rate that is next to nothing, and a share of neurons that is most of them.
 _HARDLY, _MOST = 0.001, 0.5

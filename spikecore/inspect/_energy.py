@@ -193,8 +193,7 @@ def energy(
         tells: Any = {"begins": counting.begin, "operation": counting.operation}
         stack.enter_context(record(net, layers=net.named_modules(), neurons=running, **tells))
         for part in [inputs] if mask is None else _by_length(inputs, tensors, mask):
-            if mask is not None:
-                to_rest(stateful_modules(net) if firing else (), carried=True)
+            to_rest(stateful_modules(net), carried=True)
             run_network(net, part)
     called, shape = [layer for layer in layers if layer.calls], tensors[0].shape
     if mask is None:

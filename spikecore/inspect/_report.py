@@ -8,6 +8,7 @@ from html import escape
 from typing import Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from spikecore.lang.render import on_one_line
+from spikecore.words import listed
 
 _WIDTH = 110
 _HEADINGS = (
@@ -222,12 +223,6 @@ class Explanation(Report):
         if self.training:
             lines.append(f"saved: kept for backward, {size(self.saved)} in all; parameters and the input do not count")
         return lines
-
-
-def listed(names: Sequence[str]) -> str:
-    """The first names, and how many more there are."""
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(names[:3]) + more
 
 
 def _cells(layer: Layer) -> Tuple[str, ...]:

@@ -57,8 +57,11 @@ class Kernel(NamedTuple):
                 values.append(groups[group][number])
             elif kind == "stride":
                 values.append(groups[group][number].stride(0))
+            elif kind in sizes:
+                values.append(sizes[kind])
             else:
-                values.append(sizes[kind] if kind in sizes else geometry.channels[number][kind == "channels"])
+                inner, channels = geometry.channels[number]
+                values.append(channels if kind == "channels" else inner)
         return values
 
 
@@ -182,7 +185,7 @@ class Writer(KernelWriter):
 
     def finished(self, uniform: List[str], of_neuron: List[str]) -> Kernel:
         """The kernel: ``uniform`` lines come once, ``of_neuron`` for every neuron."""
-        if "in_period" in "\n".join(of_neuron):
+        if "period" in self.plan.broadcast:
             of_neuron = [f"const {self.integer} in_period = i % {self.argument('period', 'period')};", *of_neuron]
         dialect, arguments = self.dialect, self.arguments.all()
         head = [f"{dialect.kernel} {self.name}(", *filled([f"{word}," for word in self._declarations(arguments)], 112)]

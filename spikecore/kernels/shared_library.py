@@ -60,7 +60,10 @@ def library(name: str, files: Mapping[str, str], options: Sequence[str] = OPTION
 @functools.lru_cache(maxsize=None)
 def _version(command: str) -> str:
     """The compiler's name and version."""
-    return subprocess.run([command, "--version"], capture_output=True, text=True, check=True).stdout
+    run = subprocess.run([command, "--version"], capture_output=True, text=True, check=False)
+    if run.returncode:
+        raise RuntimeError(f"{command} --version fails; name another C compiler in CC. It says:\n{run.stderr}")
+    return run.stdout
 
 
 def _compile(name: str, sources: Sequence[str], made: Path, options: Sequence[str]) -> None:

@@ -9,9 +9,6 @@ from __future__ import annotations
 import re
 from typing import Dict, List
 
-from spikecore.lang.dialects import C11 as C11  # printers take these from here
-from spikecore.lang.dialects import CUDA as CUDA
-from spikecore.lang.dialects import OPENCL as OPENCL
 from spikecore.lang.dialects import Dialect, Helper
 from spikecore.lang.render import ATOM, C_TEMPLATES, Printer
 

@@ -6,7 +6,7 @@ from typing import Any, Callable, List, Optional
 
 from torch import Tensor, nn
 
-from spikecore.core.state import Closed
+from spikecore.core.state import FixedParts
 from spikecore.layers._stateless import TimeBatched, counts, makers, normalised, silenced
 
 #: Makes the neuron of one place, and the normalisation of so many channels.
@@ -16,7 +16,7 @@ MakeNorm = Callable[[int], nn.Module]
 _CONNECT = ("add", "and", "iand")
 
 
-class SEWBlock(Closed):
+class SEWBlock(FixedParts):
     """Spike-element-wise residual block: the block's spikes and those of its input are joined element by element.
 
     ::
@@ -95,7 +95,7 @@ class SEWBlock(Closed):
         return f"connect={self.connect!r}"
 
 
-class MSBlock(Closed):
+class MSBlock(FixedParts):
     """Membrane-shortcut residual block: potentials are added, and the neurons stand before the convolutions.
 
     ::
@@ -165,7 +165,7 @@ def convolution(channels: int, out: int, size: int, stride: int) -> nn.Module:
     return nn.Conv2d(channels, out, size, stride, size // 2, bias=False)
 
 
-class SpikingSelfAttention(Closed):
+class SpikingSelfAttention(FixedParts):
     """Self-attention of spikes, without softmax: products of spikes are not negative.
 
     ::
@@ -262,7 +262,7 @@ class Tokens(nn.Module):
         return x.flatten(-2).transpose(-2, -1)
 
 
-class EachToken(Closed):
+class EachToken(FixedParts):
     """Modules that see tokens as samples: ``[..., B, N, C] -> [..., B, N, C]``, computed as ``[..., B N, C]``.
 
     modules: called one after the other, such as a linear layer, a batch normalisation of ``C`` channels and a neuron.

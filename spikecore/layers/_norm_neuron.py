@@ -18,7 +18,7 @@ from spikecore.core.modules import calls_as
 from spikecore.core.neuron import Neuron
 from spikecore.core.noted import NotedCall, signature
 from spikecore.core.observe import Results
-from spikecore.core.state import Closed
+from spikecore.core.state import FixedParts
 from spikecore.dtypes import NAMES
 from spikecore.layers import _batch_norm_stats as stats
 from spikecore.words import a_kind
@@ -27,7 +27,7 @@ from spikecore.words import a_kind
 Norms = Sequence[stats.Norm]
 
 
-class NormNeuron(Closed):
+class NormNeuron(FixedParts):
     """Batch normalisation in front of a neuron, with a shortcut if there is one, as one layer.
 
     ::

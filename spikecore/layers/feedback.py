@@ -7,14 +7,14 @@ from typing import Any, Optional, Tuple, Union
 from torch import Tensor, nn
 
 from spikecore.core import checks
-from spikecore.core.state import Closed, Stateful, Stepped
+from spikecore.core.state import FixedParts, Stateful, Stepped
 from spikecore.layers.delay import Delay
 
 #: Names of the inputs that something is added to, or the only one.
 Into = Union[None, str, Tuple[str, ...]]
 
 
-class Feedback(Closed):
+class Feedback(FixedParts):
     """One of several ways back within :class:`spikecore.Recurrent`: an output, a module, and inputs that it adds to::
 
         sc.Recurrent(

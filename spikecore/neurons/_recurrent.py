@@ -427,8 +427,6 @@ class Recurrent(Stateful):
                 fed = fed.to(x.dtype)
         linear: Any = self._modules["linear"]
         _check_width("linear", linear, fed.shape)
-        if before is None:
-            _check_dtype("linear", linear, x)
         back = linear(fed.detach() if self.detach else fed)
         if type(back) is not Tensor or back.shape != fed.shape:
             _parts("linear", back, x.shape, 1)
@@ -598,7 +596,6 @@ def _through(way: Way, x: Tensor, past: Optional[Tensor]) -> Callable[[Tensor], 
     """Feedback function of one step: the module or the delay line."""
     if not isinstance(way.module, Delay):
         _check_width(way.name, way.module, x.shape[1:])
-        _check_dtype(way.name, way.module, x)
         return way.called
     if past is not None:
         past = past[..., past.shape[-1] - way.module.max_delay :]
@@ -619,17 +616,6 @@ def _check_width(name: str, linear: nn.Module, step: torch.Size) -> None:
         raise ValueError(
             f"Recurrent: {name} takes {linear.in_features} outputs, and one time step of the input "
             f"has shape {list(step)}; give nn.Linear({width}, {width})"
-        )
-
-
-def _check_dtype(name: str, linear: nn.Module, x: Tensor) -> None:
-    """Refuse a linear layer whose weight is of another dtype than the input, outside autocast."""
-    if is_compiling() or type(linear) is not nn.Linear or has_hooks(linear):
-        return
-    if x.dtype != linear.weight.dtype and autocast_dtype(x.device.type) is None:
-        raise TypeError(
-            f"Recurrent: x is {x.dtype} and {name}.weight is {linear.weight.dtype}; give both one dtype, by x.to(...) "
-            "or layer.to(...)"
         )
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from spikecore.core import checks
 from spikecore.core.neuron import Neuron
-from spikecore.core.state import Closed
+from spikecore.core.state import FixedParts
 from spikecore.lang import ops
 from spikecore.layers import TimeBatched, counts
 from spikecore.neurons._recurrent import Recurrent
@@ -67,19 +67,10 @@ class FiringLSTMCell(Neuron):
         return (self.spike(mem - p.threshold, strict=True), mem), {"syn": syn, "mem": mem}
 
 
-class _Gated(Closed):
+class _Gated(FixedParts):
     """A layer of all steps, and the gates that it drives. Weights begin uniform, within ``bound``."""
 
     _parts = ("linear", "recurrent")
-
-    def __new__(cls, *args: Any, **options: Any) -> Any:
-        if "num_layers" in options:
-            name, size = cls.__name__, "hidden_size"
-            raise TypeError(
-                f"{name}: num_layers={options['num_layers']!r} is no option of one layer; write nn.Sequential("
-                f"{name}(input_size, {size}), {name}({size}, {size}))"
-            )
-        return super().__new__(cls)
 
     def __init__(self, forward: nn.Module, recurrent: Recurrent, bound: float) -> None:
         super().__init__()

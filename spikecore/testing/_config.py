@@ -80,6 +80,8 @@ class Config:
     g: str = "contiguous"
     g_final: str = "contiguous"
     g_trace: str = "contiguous"
+    #: Layouts of single tensors: ``b strided``, ``g output 1 expanded``.
+    lay: Names = ()
     #: ``huge``: gradients overflow in float16. ``nan``: some are not a number. ``last``: 0 but for the last step;
     #: ``one``: but for one neuron of that.
     cotangents: str = "plain"
@@ -282,6 +284,9 @@ class Config:
 
     def layout(self, name: str) -> str:
         """The layout of an input, a state, a parameter or, as ``g final v``, a cotangent."""
+        for entry in self.lay:
+            if entry.rpartition(" ")[0] == name:
+                return entry.rpartition(" ")[2]
         if name.startswith("g "):
             return {"output": self.g, "final": self.g_final, "trace": self.g_trace}[name.split()[1]]
         if name in self.inputs:

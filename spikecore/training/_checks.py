@@ -20,11 +20,10 @@ from spikecore.core.modules import is_compiled, unwrapped
 from spikecore.core.neuron import Neuron
 from spikecore.encode import Latency, Poisson
 from spikecore.graph import layer_of
-from spikecore.inspect._report import listed
 from spikecore.inspect.errors import layers_of, step_of, without_time
 from spikecore.inspect.record import Call, neuron_of, record, spiking_outputs
 from spikecore.layers import Delay
-from spikecore.words import shown
+from spikecore.words import listed, shown
 
 #: The steps in which layers that were silent in the first one are looked at again.
 LOOKS = (30, 100)

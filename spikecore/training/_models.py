@@ -106,7 +106,7 @@ def _check_dataset(dataset: Any) -> None:
         )
 
 
-def of_one_size(samples: Any) -> Any:
+def collated(samples: Any) -> Any:
     """The batch of torch's loader, and an error for sequences of different lengths that says what collates them."""
     try:
         return torch.utils.data.default_collate(samples)

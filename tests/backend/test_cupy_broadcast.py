@@ -60,7 +60,7 @@ def test_nothing_is_copied(launches: List[Tuple[str, Sequence[Any]]], shape: Tup
         (_, forward), (text, backward) = launches
         assert threshold.data_ptr() in forward
         assert threshold.data_ptr() in backward
-        assert ("here.add" in text) == (shape != (1, B, C))
+        assert ("tile.add" in text) == (shape != (1, B, C))
 
 
 @pytest.mark.parametrize("period", [0, 4, 12, 64, 252, 4096])

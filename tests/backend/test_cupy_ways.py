@@ -76,9 +76,11 @@ def test_a_call(way: List[bool], call: str) -> None:
 
 
 def test_kernels_go_this_way(way: List[bool]) -> None:
-    """Forward and backward, of calls before."""
-    (result,) = check_backend("way", cases=["generated/dtype=bfloat16,shape=40x2x4x5,wanted=inputs,given=outputs"])
-    assert result.outcome == "passed", result.message
+    """Forward and backward, of some calls."""
+    results = check_backend(
+        "way", cases=[*CALLS[:4], "generated/dtype=bfloat16,shape=40x2x4x5,wanted=inputs,given=outputs"]
+    )
+    assert {result.outcome for result in results} == {"passed"}
     assert any(way)
 
 

@@ -140,7 +140,7 @@ def test_weights_are_scaled_once() -> None:
     before = copy.deepcopy(net.state_dict())
     first, second = sc.functional.calibrate(net, x).rows
     assert (first.sources, second.sources) == (("first", "second"), ())
-    assert second.remark == "Linear at 'second' was set for an earlier layer"
+    assert second.remark == "Linear at 'second' is a source of an earlier layer"
     assert torch.allclose(net.second.weight, before["second.weight"] * first.factor)
     net.load_state_dict(before)
     sc.functional.calibrate(net, x).undo()
@@ -219,7 +219,7 @@ def test_remarks_say_why_a_rate_was_not_reached() -> None:
     shared = nn.Linear(24, 24)
     first, second = sc.functional.calibrate(nn.Sequential(shared, sc.LIF(), shared, sc.LIF()), x).rows
     assert first.remark == ""
-    assert second.remark == "Linear at '0' was set for an earlier layer"
+    assert second.remark == "Linear at '0' is a source of an earlier layer"
     (alone,) = sc.functional.calibrate(nn.Sequential(sc.LIF()), x).rows
     assert (alone.remark, alone.factor) == ("no weights lie before it", 1.0)
     net = nn.Sequential(nn.Linear(24, 8), sc.LIF())

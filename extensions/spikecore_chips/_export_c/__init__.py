@@ -53,7 +53,7 @@ class CProgram:
         The C compiler is ``$CC``, else ``cc``; the library is kept in the folder of compiled kernels. Raises
         RuntimeError where there is no compiler or it refuses the program, and OSError where the files are gone.
         """
-        return LoadedProgram(self.folder, self.name, self.memory, self.sides, batch, threads)
+        return LoadedProgram(self, batch, threads)
 
 
 def export_c(

@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import List, Mapping, Optional, Sequence, Tuple
 
 from spikecore.lang import Node
-from spikecore.lang.c import C11, CPrinter
+from spikecore.lang.c import CPrinter
+from spikecore.lang.dialects import C11
 from spikecore.lang.operations import AND, ATOM, EQUALITY, OR, ORDER, PRODUCT, SUM, TERNARY, UNARY
 from spikecore_chips._export_c._graph import Refused
 from spikecore_chips._export_c._values import type_of

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any, Callable, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Optional, Tuple
 
 import numpy as np
 import torch
@@ -16,6 +15,9 @@ from spikecore.words import a_kind, shown
 from spikecore_chips._export_c._values import type_of
 from spikecore_chips.quant import Format
 from spikecore_chips.quant._analysis import SIGNIFICAND
+
+if TYPE_CHECKING:
+    from spikecore_chips._export_c import CProgram
 
 __all__ = ["LoadedProgram"]
 
@@ -41,11 +43,11 @@ _DTYPES = {
     "int32_t": torch.int32,
     "int64_t": torch.int64,
 }
-_OPTIONS = tuple("-O3" if option == "-O2" else option for option in OPTIONS)
+_OPTIONS = (*OPTIONS, "-O3")  # the last one counts
 
 
 class Side:
-    """What a program takes or gives: the shape of a step, and the integers that stand for its numbers."""
+    """The input or the output of a program: the shape of a step, and the integers that stand for its numbers."""
 
     def __init__(
         self, shape: Tuple[int, ...], format: Optional[Format], rounds: Optional[Callable[[Tensor], Tensor]] = None
@@ -61,7 +63,9 @@ class Side:
         if x.dtype == self.dtype:
             return x
         if self.format is None:
-            raise TypeError(f"{owner}: the input is {x.dtype}, and the program computes in float32: x.float()")
+            raise TypeError(f"{owner}: the input is {x.dtype}, and the program computes in float32; give that")
+        if not x.is_floating_point() and x.dtype != torch.bool:
+            raise TypeError(f"{owner}: the input is {x.dtype}; give floats, or the program's integers, {self.dtype}")
         if self._rounds is not None:
             return self._rounds(x).to(self.dtype)
         scaled = x.double() * self._scale
@@ -87,38 +91,31 @@ class LoadedProgram:
 
     With ``batch=B`` there are B states: ``step`` takes ``[B, *in]`` and ``run`` ``[T, B, *in]``. Inputs are tensors on
     the CPU or NumPy arrays, and so are outputs. A contiguous input of the program's own type is read where it lies:
-    float32, or the integers of a fixed-point program. Floats for a fixed-point program are rounded as the network
-    rounds its input; where it rounds none, they must be numbers of ``program.inputs``. Outputs are floats; they have
-    the bits of the network in PyTorch where :func:`spikecore.export_c` promises them. There are no gradients.
+    float32, or the integers of a fixed-point program. Finite floats for a fixed-point program are rounded as the
+    network rounds its input; where it rounds none, they must be numbers of ``program.inputs``. Outputs are floats;
+    they have the bits of the network in PyTorch where :func:`spikecore.export_c` promises them. There are no gradients.
 
     The state begins at rest, and each call goes on from the last one. Two threads may not call one object at a time.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        name: str,
-        memory: int,
-        sides: Tuple[Side, Side],
-        batch: Optional[int],
-        threads: int,
-    ) -> None:
+    def __init__(self, program: CProgram, batch: Optional[int], threads: int) -> None:
         for word, value, least in (("batch", batch, 1), ("threads", threads, 1)):
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
                 raise ValueError(f"program.load: {word}={shown(value)} must be a whole number, 1 or more")
-        self._input, self._output = sides
+        self._input, self._output = program.sides
         self._leading = () if batch is None else (batch,)
+        name = program.name
         self._batch, self._name = batch or 1, name
         self._threads = min(threads, self._batch)
         self._pool = ThreadPoolExecutor(self._threads) if self._threads > 1 else None
-        files = {file: (folder / file).read_text(encoding="utf-8") for file in (f"{name}.h", f"{name}.c")}
+        files = {file: (program.folder / file).read_text(encoding="utf-8") for file in (f"{name}.h", f"{name}.c")}
         files[f"{name}_run.c"] = _RUN.format(name=name, name_=name.upper())
         self._library = made = library(name, files, _OPTIONS)
         self._run, self._rest = made[f"{name}_run"], made[f"{name}_rest"]
         self._run.restype = self._rest.restype = None
         self._run.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_int64] * 4
         self._rest.argtypes = [ctypes.c_void_p, ctypes.c_int64]
-        self._state = np.zeros((self._batch, memory), np.uint8)
+        self._state = np.zeros((self._batch, program.memory), np.uint8)
         self._place = self._state.ctypes.data
         self.reset()
 
@@ -136,7 +133,8 @@ class LoadedProgram:
         return self._called(x, (steps, *self._leading), steps)
 
     def _called(self, x: Any, leading: Tuple[int, ...], steps: int) -> Any:
-        values = torch.from_numpy(x) if isinstance(x, np.ndarray) else x
+        # torch warns of an array that nobody may write to
+        values = torch.from_numpy(np.require(x, requirements="W")) if isinstance(x, np.ndarray) else x
         if not isinstance(values, Tensor):
             raise TypeError(f"{self._name}: the input is {a_kind(x)}; give a tensor on the CPU or a NumPy array")
         if values.shape != (*leading, *self._input.shape):

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from spikecore.core import parameters
 from spikecore.lang import Node, Program, topological
-from spikecore.lang.c import C11, CPrinter
+from spikecore.lang.c import CPrinter
+from spikecore.lang.dialects import C11
 from spikecore.lang.eager import StraightLine, number
 from spikecore_chips._export_c._fixed import FixedPrinter, is_wide
 from spikecore_chips._export_c._graph import Refused, identifier

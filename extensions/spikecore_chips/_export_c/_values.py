@@ -8,7 +8,8 @@ from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 import torch
 from torch import Tensor
 
-from spikecore.lang.c import C11, CPrinter
+from spikecore.lang.c import CPrinter
+from spikecore.lang.dialects import C11
 from spikecore_chips._export_c._graph import Refused
 from spikecore_chips.quant import Format
 from spikecore_chips.quant._analysis import FLAG

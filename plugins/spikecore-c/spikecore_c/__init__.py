@@ -33,6 +33,6 @@ def spikecore_backends() -> List[BackendInfo]:
             capabilities=CAPABILITIES,
             probe=_probe,
             install_hint="apt install gcc",
-            api=(1, 5),
+            api=(1, 6),
         )
     ]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from spikecore.kernels import BackwardPlan, ForwardPlan, Geometry, KernelBackend
 from spikecore.kernels.c_writer import printed
-from spikecore.lang.c import C11
+from spikecore.lang.dialects import C11
 from spikecore_c import CAPABILITIES
 from spikecore_c.building import built
 

@@ -13,8 +13,7 @@ import spikecore_c
 from spikecore.backend import BackendError, Spec
 from spikecore.kernels import ForwardPlan
 from spikecore.kernels.c_writer import printed
-from spikecore.lang.c import C11
-from spikecore.lang.dialects import WORDS
+from spikecore.lang.dialects import C11, WORDS
 from spikecore.testing.naming import ROLES, assert_like_torch, namings, usable
 from spikecore_c.building import built
 

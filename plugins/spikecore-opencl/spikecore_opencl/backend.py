@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
-import time
 from dataclasses import replace
-from typing import Any, Dict, List, Union
+from typing import Any, List, Union
 
 import numpy
 import pyopencl as cl
@@ -16,15 +14,12 @@ from spikecore.backend import BackendError, Capabilities
 from spikecore.kernels import BackwardPlan, ForwardPlan, Geometry, KernelBackend
 from spikecore.kernels.c_writer import printed
 from spikecore.kernels.writing import FILLED
-from spikecore.lang.c import OPENCL
+from spikecore.lang.dialects import OPENCL
 from spikecore_opencl import CAPABILITIES
 from spikecore_opencl.device import Device, chosen
 
-#: Threads of a work group: the first, or for calls of MANY steps of neurons the quickest of these.
-THREADS = (64, 128, 256, 512)
-MANY = 1 << 18
-#: How often each is tried.
-TRIALS = 2
+#: Threads of a work group, where a device has so many.
+THREADS = 64
 
 
 class OpenCLBackend(KernelBackend):
@@ -74,69 +69,37 @@ class Function:
         self._device: Device = chosen()
         self._kernel = self._device.kernel(self._printed.name, self._printed.text)
         self._real = numpy.float32 if plan.compute == torch.float32 else numpy.float64
-        self._threads: Dict[int, Threads] = {}
+        self._threads = min(THREADS, self._device.handle.max_work_group_size)
 
     def __call__(self, geometry: Geometry, *groups: Any) -> None:
         """Fill the tensors that the kernel writes. The GIL is free while it waits."""
         device = self._device
         device.check()
-        steps = geometry.steps * geometry.neurons
-        size = steps.bit_length() if steps >= MANY else 0
-        threads = self._threads.get(size) or self._threads.setdefault(size, Threads(device, size > 0))
         with device.lock:
             try:
-                self._launch(device, geometry, self._printed.values(geometry, groups), threads)
+                self._launch(device, geometry, self._printed.values(geometry, groups))
             except cl.Error as error:
                 raise BackendError(
                     f"backend 'opencl' could not compute {geometry.steps} steps of {geometry.neurons} neurons on "
                     f"{device.title}, so choose smaller batches or backend='torch': {error}"
                 ) from error
 
-    def _launch(self, device: Device, geometry: Geometry, values: List[Any], threads: Threads) -> None:
-        given: List[Any] = [numpy.int64(geometry.steps), numpy.int64(geometry.neurons)]
+    def _launch(self, device: Device, geometry: Geometry, values: List[Any]) -> None:
+        arguments: List[Any] = [numpy.int64(geometry.steps), numpy.int64(geometry.neurons)]
         filled = []
         for argument, value in zip(self._printed.arguments, values):
             if argument.group == "history":
-                given.append(device.scratch(value))
+                arguments.append(device.scratch(value))
             elif argument.kind == "pointer":
                 fills = argument.group in FILLED
-                given.append(device.given(value, fills))
-                filled += [(given[-1], value)] if fills else []
+                arguments.append(device.argument(value, fills))
+                filled += [(arguments[-1], value)] if fills else []
             else:
-                given.append(self._real(value) if argument.kind == "number" else numpy.int64(value))
-        for index, value in enumerate(given):
+                arguments.append(self._real(value) if argument.kind == "number" else numpy.int64(value))
+        for index, value in enumerate(arguments):
             self._kernel.set_arg(index, value)
-        with threads as group:
-            count = -(-geometry.neurons // group) * group
-            cl.enqueue_nd_range_kernel(device.queue, self._kernel, (count,), (group,))
-            if threads.tries:
-                device.queue.finish()
+        count = -(-geometry.neurons // self._threads) * self._threads
+        cl.enqueue_nd_range_kernel(device.queue, self._kernel, (count,), (self._threads,))
         for buffer, tensor in filled:
-            device.taken(buffer, tensor)
+            device.read_back(buffer, tensor)
         device.queue.finish()
-
-
-class Threads:
-    """Choice of the threads of a work group for calls of one size: each launch tries the next number, then the best.
-
-    A context for a launch. Calls that are not ``large`` take the first one.
-    """
-
-    def __init__(self, device: Device, large: bool) -> None:
-        numbers = [number for number in THREADS if number <= device.handle.max_work_group_size] or [1]
-        self._trials = TRIALS * numbers if large else []
-        self._best = (math.inf, numbers[0])
-        self._began = 0.0
-
-    @property
-    def tries(self) -> bool:
-        """True until each number was tried."""
-        return bool(self._trials)
-
-    def __enter__(self) -> int:
-        self._began = time.perf_counter()
-        return self._trials[-1] if self._trials else self._best[1]
-
-    def __exit__(self, *error: Any) -> None:
-        if self._trials:
-            self._best = min(self._best, (time.perf_counter() - self._began, self._trials.pop()))

@@ -86,7 +86,7 @@ class Device:
         """Memory of the device for so many bytes."""
         return self._pool.allocate(size)
 
-    def given(self, tensor: Tensor, fills: bool) -> Any:
+    def argument(self, tensor: Tensor, fills: bool) -> Any:
         """A tensor as an argument of a kernel, which ``fills`` it or reads it."""
         memory = _memory(tensor)
         if self.shares_memory:
@@ -96,7 +96,7 @@ class Device:
             cl.enqueue_copy(self.queue, buffer, memory, is_blocking=False)
         return buffer
 
-    def taken(self, buffer: Any, tensor: Tensor) -> None:
+    def read_back(self, buffer: Any, tensor: Tensor) -> None:
         """Give a tensor the numbers that a kernel filled it with, once all before are computed."""
         memory = _memory(tensor)
         if self.shares_memory:  # a driver may have computed elsewhere, and copies where a buffer is mapped

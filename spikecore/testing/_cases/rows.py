@@ -346,6 +346,13 @@ def _layouts(cases: Collection) -> None:
         add(name, "this shape gives the oracle's outputs and states", Config(shape=shape), Config("alif", shape=shape))
         config = Config(reset="soft", shape=shape, learn=("tau",), **BACK)
         add(f"{name}-gradient", "this shape gives the oracle's gradients", config)
+    call: Dict[str, Any] = {"shape": (6, 4, 5), "bits": True, **ALL, "params": "full/channel/number"}
+    ones = [("b",), ("gain",), ("g output 1",), ("g final b",), ("g trace c",)]
+    holds = "tensors of one role may have strides of their own"
+    add("one-of-each", holds, *[
+        Config("turn", "none", **{**call, "learn": ("leak", "gain")}, lay=tuple(f"{name} transposed" for name in names))
+        for names in ones
+    ])  # fmt: skip
     configs = [Config(model, shape=(0, 3, 5), state=True, exact=True) for model in ("lif", "alif")]
     add("no-steps-state", "no steps give back the state that was given", *configs)
     for name in LAYOUTS:

@@ -9,8 +9,7 @@ import torch
 
 from spikecore.core.neuron import Neuron
 from spikecore.kernels.c_writer import printed
-from spikecore.lang.c import C11, OPENCL
-from spikecore.lang.dialects import WORDS, Dialect
+from spikecore.lang.dialects import C11, OPENCL, WORDS, Dialect
 from spikecore.testing.naming import frame, namings, plans, same_but_for_names, usable
 
 
