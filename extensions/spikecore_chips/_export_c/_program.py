@@ -13,6 +13,7 @@ from spikecore.core.modules import calls_as, pair
 from spikecore.core.neuron import Neuron
 from spikecore.graph import layer_of
 from spikecore.lang import c
+from spikecore.lang.dialects import C11
 from spikecore.lang.render import C_TEMPLATES, on_one_line
 from spikecore.layers import CompactAvgPool2d, CompactMaxPool2d, Delay, PackedConv2d, PackedLinear, SumPool2d
 from spikecore.neurons import Recurrent
@@ -355,8 +356,8 @@ def source(built: Built, name: str) -> str:
     """``NAME.c``: tables, a function for each part, and those of the header."""
     functions = [line for part in built.parts for line in _function(part, name)]
     text = "\n".join(functions)
-    helpers = [*_fixed.helpers(text), *c.helpers(text, "float", c.C11), *(_NIBBLE if "nibble(" in text else [])]
-    floats = [*c.C11.no_contraction, ""] if "float" in text else []
+    helpers = [*_fixed.helpers(text), *c.helpers(text, "float", C11), *(_NIBBLE if "nibble(" in text else [])]
+    floats = [*C11.no_contraction, ""] if "float" in text else []
     floats += ["#include <math.h>"] if _OF_MATH.search("\n".join([text, *helpers])) else []
     tables = [line for part in built.parts for table in part.tables for line in table.lines()]
     reset = [f"    for (int i = 0; i < {f.numbers}; ++i) s->{f.name}[i] = {f.rest};" for f in built.fields]
