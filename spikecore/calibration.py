@@ -134,8 +134,8 @@ def calibrate(
     its input by a large ``tau``.
 
     net: a network whose ``forward`` :func:`spikecore.graph.read` follows. It computes in the mode that it is in: call
-        it in ``train()`` where normalisations are to be those of training. States, running statistics and generators
-        are as before afterwards, and after an error weights, too.
+        it in ``train()`` where normalisations are to be those of training. States, running statistics and torch's
+        own generators are as before afterwards, and after an error weights, too.
     x: a batch; a sequence of tensors for a network of several inputs. The larger, the nearer are the rates of others.
     rate: spikes for each neuron and step, above 0 and below the largest number in a step, which is 1 but for neurons
         that count.
@@ -148,8 +148,8 @@ def calibrate(
     (its input is hardly ever positive), where its sources were set for an earlier layer, and where it has none. An
     optimiser that has taken steps already should be made anew.
 
-    Raises ValueError for a rate out of range, a batch that is not finite, a network without neurons that fire, a name
-    or a mask that does not fit, and a network that cannot be followed, with the place
+    Raises ValueError for a rate out of range, a batch that is empty or not finite, a network without neurons that fire,
+    a name or a mask that does not fit, and a network that cannot be followed, with the place
     (:class:`spikecore.graph.NotFollowed`: calibrate its parts); TypeError for what is no module, no tensor or no name.
 
     Source: Mishkin, Matas: All you need is a good init. ICLR 2016 (layer-sequential scaling on a batch, there for the
@@ -224,6 +224,8 @@ def _checked(net: nn.Module, x: Union[Tensor, Sequence[Tensor]], rate: float) ->
     for value in inputs:
         if not isinstance(value, Tensor):
             raise TypeError(f"calibrate: x={shown(value)} is {a_kind(value)}; give a batch, a tensor [T, B, ...]")
+        if not value.numel():
+            raise ValueError(f"calibrate: x of shape {list(value.shape)} is empty; give a batch of the training data")
         if value.is_floating_point() and not bool(value.isfinite().all()):
             raise ValueError("calibrate: x has values that are not finite; give a batch without them")
     return inputs

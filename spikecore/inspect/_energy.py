@@ -182,6 +182,7 @@ def energy(
             raise ValueError(f"{name}={value!r} must be picojoules of an operation, a number of 0 or more")
     net, inputs, tensors = copied(net, x)
     net.eval()
+    parts = [inputs] if mask is None else _by_length(inputs, tensors, mask)
     firing, counting = neurons_of(net), _Counting(net)
     # their run() calls no module
     running = [pair for pair in net.named_modules() if isinstance(pair[1], (Delay, Recurrent))]
@@ -192,7 +193,7 @@ def energy(
         layers = stack.enter_context(monitor(net)).layers if firing else ()
         tells: Any = {"begins": counting.begin, "operation": counting.operation}
         stack.enter_context(record(net, layers=net.named_modules(), neurons=running, **tells))
-        for part in [inputs] if mask is None else _by_length(inputs, tensors, mask):
+        for part in parts:
             to_rest(stateful_modules(net), carried=True)
             run_network(net, part)
     called, shape = [layer for layer in layers if layer.calls], tensors[0].shape

@@ -201,15 +201,17 @@ def of_first_step(
 
 def _of_parameters(net: nn.Module, optimizer: Any) -> str:
     """Parameters of the network that the optimiser lacks, where it holds others that the network has not."""
-    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    in_optimizer = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     named = dict(unwrapped(net).named_parameters())
-    left_out = [name for name, parameter in named.items() if parameter.requires_grad and id(parameter) not in held]
-    others = len(held - set(map(id, named.values())))
+    left_out = [
+        name for name, parameter in named.items() if parameter.requires_grad and id(parameter) not in in_optimizer
+    ]
+    others = len(in_optimizer - set(map(id, named.values())))
     if not (left_out and others):
         return ""
     return (
         f"{type(optimizer).__name__} does not hold {listed(left_out)}, and holds {others} parameters that the "
-        "network has not: it seems to have been made before a layer was replaced, and these are not trained. Make it "
+        "network has not: was it made before a layer was replaced? The former are not trained. Make it "
         "after all layers are there. If they shall stay, set requires_grad=False on them"
     )
 
@@ -223,7 +225,7 @@ def _of_decay(net: nn.Module, optimizer: Any) -> str:
         for place, module in unwrapped(net).named_modules()
         if isinstance(module, (Neuron, Delay))
         for name, parameter in module.named_parameters(recurse=False)
-        if id(parameter) in decays
+        if parameter.requires_grad and id(parameter) in decays
     }
     if not decayed:
         return ""

@@ -397,6 +397,8 @@ def test_padding_costs_nothing() -> None:
     assert found.twin < sc.energy(net, x * mask[..., None]).twin
     assert (found.samples, found.steps) == (4, 9)
     assert "T=9 steps, B=4 samples, of which 5 steps of a sample are real" in str(found)
+    with pytest.raises(ValueError, match="mask"):  # a sequence without a step
+        sc.energy(net, x, mask=mask & torch.tensor([True, False, True, True]))
     with pytest.raises(ValueError, match="mask must be True at the first steps of each sequence"):
         sc.energy(net, x, mask=mask.flip(0))
     with pytest.raises(ValueError, match=r"it seems to be \[B, T\]"):

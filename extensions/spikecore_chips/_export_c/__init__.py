@@ -6,7 +6,7 @@ import pkgutil
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Callable, Dict, Optional, Tuple, Union
+from typing import Callable, Dict, Mapping, Optional, Tuple, Union
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +42,8 @@ class CProgram:
     outputs: Optional[Format]
     #: The name of the struct and of the functions.
     name: str
+    #: The texts of the program's own files, which :meth:`load` compiles.
+    sources: Mapping[str, str] = field(repr=False, compare=False)
     sides: Tuple[Side, Side] = field(repr=False, compare=False)
 
     def load(self, *, batch: Optional[int] = None, threads: int = 1) -> LoadedProgram:
@@ -51,7 +53,7 @@ class CProgram:
         threads: number of threads that share a batch.
 
         The C compiler is ``$CC``, else ``cc``; the library is kept in the folder of compiled kernels. Raises
-        RuntimeError where there is no compiler or it refuses the program, and OSError where the files are gone.
+        RuntimeError where there is no compiler or it refuses the program.
         """
         return LoadedProgram(self, batch, threads)
 
@@ -136,9 +138,10 @@ def export_c(
     for file, text in texts.items():
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
         (folder / file).write_text(text, encoding="utf-8")
-    sides = Side(built.input.shape, built.input.format, built.rounds), Side(built.output.shape, built.output.format)
-    formats = built.input.format, built.output.format
-    return CProgram(folder, tuple(texts), built.constants, built.memory, *formats, name, sides)
+    shapes, formats = (step.inputs.shape[2:], step.outputs.shape[2:]), (built.input.format, built.output.format)
+    sides = Side(shapes[0], formats[0], built.rounds), Side(shapes[1], formats[1])
+    sources = {file: texts[file] for file in (f"{name}.h", f"{name}.c")}
+    return CProgram(folder, tuple(texts), built.constants, built.memory, *formats, name, sources, sides)
 
 
 #: Files around the program -> their templates.

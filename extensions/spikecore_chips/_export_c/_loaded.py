@@ -12,7 +12,7 @@ from torch import Tensor
 
 from spikecore.kernels.shared_library import OPTIONS, library
 from spikecore.words import a_kind, shown
-from spikecore_chips._export_c._values import type_of
+from spikecore_chips._export_c._values import BYTES, type_of
 from spikecore_chips.quant import Format
 from spikecore_chips.quant._analysis import SIGNIFICAND
 
@@ -55,13 +55,19 @@ class Side:
         self.shape, self.format, self._rounds = shape, format, rounds
         #: The type of its numbers in C.
         self.dtype = _DTYPES[type_of(format)]
+        #: True if a format has all numbers of its type.
+        self._fills = format is not None and format.high - format.low == 2 ** (8 * BYTES[type_of(format)]) - 1
         self._scale = 1.0 if format is None else 2.0 ** int(format.frac or 0)
         self._floats = torch.float32 if format is None or format.bits <= SIGNIFICAND[torch.float32] else torch.float64
 
     def integers(self, x: Tensor, owner: str) -> Tensor:
         """Numbers as the program has them."""
         if x.dtype == self.dtype:
-            return x
+            if self.format is None or self._fills or not x.numel():
+                return x
+            if self.format.low <= int(x.min()) and int(x.max()) <= self.format.high:
+                return x
+            raise ValueError(f"{owner}: the input has integers beyond {self.format}")
         if self.format is None:
             raise TypeError(f"{owner}: the input is {x.dtype}, and the program computes in float32; give that")
         if not x.is_floating_point() and x.dtype != torch.bool:
@@ -107,10 +113,8 @@ class LoadedProgram:
         name = program.name
         self._batch, self._name = batch or 1, name
         self._threads = min(threads, self._batch)
-        self._pool = ThreadPoolExecutor(self._threads) if self._threads > 1 else None
-        files = {file: (program.folder / file).read_text(encoding="utf-8") for file in (f"{name}.h", f"{name}.c")}
-        files[f"{name}_run.c"] = _RUN.format(name=name, name_=name.upper())
-        self._library = made = library(name, files, _OPTIONS)
+        run = _RUN.format(name=name, name_=name.upper())
+        self._library = made = library(name, {**program.sources, f"{name}_run.c": run}, _OPTIONS)
         self._run, self._rest = made[f"{name}_run"], made[f"{name}_rest"]
         self._run.restype = self._rest.restype = None
         self._run.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_int64] * 4
@@ -133,8 +137,8 @@ class LoadedProgram:
         return self._called(x, (steps, *self._leading), steps)
 
     def _called(self, x: Any, leading: Tuple[int, ...], steps: int) -> Any:
-        # torch warns of an array that nobody may write to
-        values = torch.from_numpy(np.require(x, requirements="W")) if isinstance(x, np.ndarray) else x
+        # torch takes neither an array that nobody may write to, nor one that runs backwards
+        values = torch.from_numpy(np.require(x, requirements=("C", "W"))) if isinstance(x, np.ndarray) else x
         if not isinstance(values, Tensor):
             raise TypeError(f"{self._name}: the input is {a_kind(x)}; give a tensor on the CPU or a NumPy array")
         if values.shape != (*leading, *self._input.shape):
@@ -145,15 +149,16 @@ class LoadedProgram:
             )
         if not values.is_cpu:
             raise ValueError(f"{self._name}: the input is on {values.device}; C runs on the CPU: x.cpu()")
-        read = self._input.integers(values, self._name).contiguous()
-        out = torch.empty((*leading, *self._output.shape), dtype=self._output.dtype)
+        read = self._input.integers(values, self._name).resolve_neg().contiguous()
+        out = torch.empty((*leading, *self._output.shape), dtype=self._output.dtype, device="cpu")
         call, pointers = self._run, (self._place, read.data_ptr(), out.data_ptr())
-        if self._pool is None:
+        if self._threads == 1:
             call(*pointers, steps, self._batch, 0, self._batch)
         else:
             ends = [self._batch * k // self._threads for k in range(self._threads + 1)]
-            for part in [self._pool.submit(call, *pointers, steps, self._batch, *pair) for pair in zip(ends, ends[1:])]:
-                part.result()
+            with ThreadPoolExecutor(self._threads) as pool:
+                for pair in zip(ends, ends[1:]):
+                    pool.submit(call, *pointers, steps, self._batch, *pair)
         result = self._output.floats(out)
         return result.numpy() if isinstance(x, np.ndarray) else result
 

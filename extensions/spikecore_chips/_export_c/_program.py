@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
@@ -327,8 +328,12 @@ def _reading(module: Any, k: int) -> Tuple[Optional[Format], str]:
 
 def _rounding(format: Format, how: str) -> Callable[[Tensor], Tensor]:
     """The function that rounds numbers to the integers of a format."""
-    scale, whole = 2.0 ** int(format.frac or 0), getattr(torch, how)
-    return lambda x: whole((x.double() * scale).clamp(format.low, format.high)).long()
+    return partial(_rounded, format=format, how=how)
+
+
+def _rounded(x: Tensor, format: Format, how: str) -> Tensor:
+    whole: Tensor = getattr(torch, how)((x.double() * 2.0 ** int(format.frac or 0)).clamp(format.low, format.high))
+    return whole.long()
 
 
 def _window(module: Any, kind: Any, title: str, shape: Sequence[int], to: Sequence[int]) -> Any:

@@ -94,6 +94,17 @@ def test_numbers_that_a_program_has_not(tmp_path: Path) -> None:
         ValueError, match=r"numbers that are none of \[0, 1\] / 2\^0 \(0 bits\); give these, or torch.uint8"
     ):
         step.run(spikes * 0.3)
+    with pytest.raises(ValueError, match="integers beyond"):
+        step.run((2 * spikes).to(torch.uint8))
+
+
+def test_a_program_is_what_was_exported(tmp_path: Path) -> None:
+    """Whatever was exported into its folder afterwards; its outputs have the shape of the network's."""
+    x = inputs(4, 2, 6)
+    nets = [nn.Sequential(nn.Linear(6, width), sc.LIF(), nn.Unflatten(-1, (2, -1))).eval() for width in (4, 400)]
+    programs = [sc.export_c(net, x, tmp_path, dtype="float32") for net in nets]
+    for program, net in zip(programs, nets):
+        torch.testing.assert_close(program.load(batch=2, threads=2).run(x), outputs(net, x))
 
 
 CALLS: Tuple[Tuple[Callable[[Any], Any], type, str], ...] = (
