@@ -223,7 +223,9 @@ def hint_of_value(name: str, value: Any) -> str:
 
 
 def check_new(module: nn.Module, name: str, value: Any, names: Collection[str]) -> None:
-    """Raise AttributeError for a new attribute of the module whose name says that another one is meant."""
+    """Raise AttributeError for a new attribute of a module of ours whose name says that another one is meant."""
+    if not _is_ours(module):
+        return
     if name in getattr(module, "states", ()):
         _refuse(module, name, f"it is {_STATE}. ", names)
     elif name in PEERS or not isinstance(value, (Tensor, nn.Module)):
@@ -233,14 +235,19 @@ def check_new(module: nn.Module, name: str, value: Any, names: Collection[str]) 
 
 
 def check_part(module: nn.Module, name: str, names: Collection[str]) -> None:
-    """Raise AttributeError for a module or a parameter that is new, and none of these names."""
-    if not (name.startswith("_") or name in module._modules or name in module._parameters):
+    """Raise AttributeError for a module or a parameter that is new in a module of ours, and none of these names."""
+    if _is_ours(module) and not (name.startswith("_") or name in module._modules or name in module._parameters):
         _refuse(module, name, _of_part(module, name) or hint(name, names), names)
+
+
+def _is_ours(module: nn.Module) -> bool:
+    """False for a user's subclass, which may have attributes of its own, and set them before its parts are there."""
+    return type(module).__module__.partition(".")[0] == "spikecore"
 
 
 def _refuse(module: nn.Module, name: str, meant: str, names: Collection[str]) -> None:
     cls = type(module)
-    if name not in names and cls.__module__.partition(".")[0] == "spikecore":
+    if name not in names:
         raise AttributeError(
             f"{cls.__name__} has no attribute {name!r}, and setting it would change nothing{'; ' if meant else '. '}"
             f"{meant}There are: {', '.join(names) or 'none'}. For data of your own use a name that begins with an "
