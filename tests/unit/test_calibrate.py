@@ -263,7 +263,7 @@ def test_a_layer_that_is_left_out_stays() -> None:
 
 @pytest.mark.parametrize("net", [dense(sc.LIF), Looped()])
 def test_a_mask_has_rates_of_real_steps(net: nn.Module) -> None:
-    """As of the sequences alone, whatever is behind their ends."""
+    """The rates of the sequences alone, whatever is behind their ends."""
     x, lengths = torch.rand(T, B, 24), torch.randint(5, T, (B,))
     mask = sc.functional.mask_of(lengths, T)
     report = sc.functional.calibrate(net, torch.where(mask[..., None], x, 9.0), mask=mask)

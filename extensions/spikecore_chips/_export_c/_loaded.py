@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any, Callable, Optional, Tuple
 
 import numpy as np
@@ -157,8 +158,7 @@ class LoadedProgram:
         else:
             ends = [self._batch * k // self._threads for k in range(self._threads + 1)]
             with ThreadPoolExecutor(self._threads) as pool:
-                for pair in zip(ends, ends[1:]):
-                    pool.submit(call, *pointers, steps, self._batch, *pair)
+                list(pool.map(partial(call, *pointers, steps, self._batch), ends, ends[1:]))
         result = self._output.floats(out)
         return result.numpy() if isinstance(x, np.ndarray) else result
 

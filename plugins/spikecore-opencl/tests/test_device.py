@@ -13,7 +13,6 @@ import spikecore_opencl
 from spikecore.backend import BackendError
 from spikecore.lang.dialects import WORDS
 from spikecore.testing.naming import ROLES, assert_like_torch, namings, usable
-from spikecore_opencl import backend
 from spikecore_opencl.device import CHOICE, chosen, reason
 
 
@@ -41,14 +40,6 @@ def test_memory_of_its_own(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) 
     x = torch.randn(5, 40, dtype=dtype)[:, :33]
     for ours, right in zip(gradients("opencl", x), gradients("torch", x)):
         assert torch.allclose(ours, right, rtol=1e-2 if dtype == torch.bfloat16 else 1e-5)
-
-
-def test_threads_of_a_large_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Calls that try each number of threads compute the same."""
-    monkeypatch.setattr(backend, "MANY", 1)
-    x, lif = torch.randn(4, 1000), sc.LIF(backend="opencl")
-    expected = sc.LIF(backend="torch")(x)
-    assert all(torch.equal(lif(x), expected) for _ in range(backend.TRIALS * len(backend.THREADS) + 1))
 
 
 def test_words_of_every_dialect() -> None:

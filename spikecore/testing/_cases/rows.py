@@ -301,7 +301,7 @@ def _sizes(cases: Collection) -> None:
 
 
 def _wanted(cases: Collection) -> None:
-    """Which gradients are wanted, and which arrive, beside those that calls of the tier ``generated`` draw."""
+    """Gradients that are wanted, and those that arrive, beside those that calls of the tier ``generated`` draw."""
     nothing = [Config("turn", "none", shape=(6, 3, 5), state=state, record=("*",)) for state in (True, False)]
     add_row(cases, "wanted/none", "state", "where nothing requires a gradient results require none", *nothing)
     every = Config("turn", "none", shape=(6, 3, 5), **{**ALL, "learn": ("leak", "gain")})

@@ -838,7 +838,7 @@ def test_sparse_gradients_are_looked_at() -> None:
 
 
 def test_a_scaler_that_is_not_enabled_is_none() -> None:
-    """As a scaler of CUDA is on a machine without: it skips no update, so that the first step looks."""
+    """A scaler of CUDA on a machine without: it skips no update, so that the first step looks."""
     if not hasattr(torch.amp, "GradScaler"):
         pytest.skip("torch before 2.3 has no scaler of a CPU")
     net, scaler = nn.Sequential(nn.Linear(3, 2), sc.LIF(backend="torch")), torch.amp.GradScaler("cpu", enabled=False)
