@@ -1,33 +1,40 @@
-"""Makes plugins.md, support.md and the pages of conformance/ from the runs of the conformance suite in docs/results.
+"""Makes plugins.md, support.md, the pages of conformance/ and the table of accelerators.md from the files of docs/results.
 
 A run of the whole suite is kept, and the pages are renewed, by ::
 
     spikecore conformance NAME --json run.json
     python docs/results/conformance.py run.json
 
-Without a file the pages are made anew. A result is the report of a whole run without its cases, in a file of its own
-for each backend and device. The pages hold nothing that is in no file.
+A statement about an accelerator (README.md) and what ``spikecore backends --numbers --into DIR`` wrote are kept by the same
+command. Without a file the pages are made anew. A result is the report of a whole run without its cases, in a file of its
+own for each backend and device. The pages hold nothing that is in no file.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import sys
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
 
 import spikecore as sc
 from spikecore.backend import Capabilities
 from spikecore.testing import CASES
+from spikecore.testing import numbers as arithmetic
 
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))  # tests run this file by its path
+
+import status  # noqa: E402  # the module beside this one
+
 COMMAND = "python docs/results/conformance.py run.json"
 #: Entries that a result has from its report; and the others: cases that did not pass in short, and words for what the
 #: backend supports.
 OF_REPORT = ("backend", "verdict", "counts", "versions", "device", "date", "summary", "seconds", "tiers")
-KEYS = (*OF_REPORT, "unsupported", "expected_failures", "support")
+KEYS = (*OF_REPORT, "accelerator", "status", "unsupported", "expected_failures", "support")
 #: The folder of the pages of backends, beside the list.
 FOLDER = "conformance"
 COLUMNS = ("passed", "unsupported", "expected to fail", "wrong")
@@ -64,9 +71,17 @@ spikecore conformance NAME --json run.json             # --merge A.json B.json j
 ```
 
 A newer run of a plugin on the same device replaces the older one. The rows of other plugins and devices stay. A run
-with the verdict `not tested` is not listed.
+with the verdict `not tested` is not listed. The [table of accelerators](accelerators.md) gets its row, too: that of the
+device, or of `--accelerator 'NAME'`; `--emulated` says that an emulator ran. Without a clone, send `run.json` and what
+`spikecore conformance NAME --merge run.json --report` prints, in an issue.
 
 {MADE}
+"""
+NUMBERS = """## What arithmetic costs
+
+In float32, on drawn numbers, bit patterns and edges of the range, against float64
+([how](../backends.md#what-arithmetic-costs)). A result that is rounded correctly is off by 0.5 units in the last place at
+most.
 """
 SUPPORT = """# What each backend supports
 
@@ -81,8 +96,8 @@ SUPPORT = """# What each backend supports
 # -- results
 
 
-def result_of(report: Mapping[str, Any]) -> Dict[str, Any]:
-    """The result of a report, as ``spikecore conformance --json`` writes it.
+def result_of(report: Mapping[str, Any], accelerator: str = "", emulated: bool = False) -> Dict[str, Any]:
+    """The result of a report, as ``spikecore conformance --json`` writes it; the accelerator is that of the device.
 
     Raises ``ValueError`` for one in which nothing passed, and for one that is not of a whole run.
     """
@@ -104,6 +119,8 @@ def result_of(report: Mapping[str, Any]) -> Dict[str, Any]:
         elif row["outcome"] == "xfailed":
             expected.setdefault(why, []).append(row["id"])
     kept = {key: report[key] for key in OF_REPORT}
+    kept["accelerator"] = accelerator or status.accelerator_of(report)
+    kept["status"] = "emulated" if emulated else "tested"
     return {**kept, "unsupported": unsupported, "expected_failures": expected, "support": support_of(report)}
 
 
@@ -184,27 +201,67 @@ def file_name(result: Mapping[str, Any]) -> str:
     return f"{words}.json"
 
 
-def write(folder: Path, result: Optional[Mapping[str, Any]] = None) -> List[str]:
-    """Put a result into a folder of results, and make anew, beside that folder, the list of plugins, the support table
-    and the pages of backends. Gives a line for each file that changed.
+def write(folder: Path, files: Mapping[str, Mapping[str, Any]] = {}) -> List[str]:  # never written to
+    """Put files into a folder of results, path -> contents, and make the pages beside that folder anew. Gives a line for
+    each file that changed.
 
-    Raises ``ValueError``, and writes nothing, for a file of the folder that is no result.
+    Raises ``ValueError``, and writes nothing, for a file of the folder that is none of its kind.
     """
-    results = load(folder)
+    kinds = {"": load(folder), "status/": by_name(status.load(folder / "status"), status.file_name)}
+    kinds["numbers/"] = by_name(load_numbers(folder / "numbers"), arithmetic.file_name)
     lines: List[str] = []
-    if result is not None:
-        results[file_name(result)] = dict(result)
-        lines += put(folder / file_name(result), json.dumps(result, indent=2) + "\n")
+    for name, contents in files.items():
+        kind, _, file = name.rpartition("/")
+        kinds[f"{kind}/" if kind else ""][file] = dict(contents)
+    made = pages(kinds[""].values(), kinds["numbers/"].values())
+    accelerators = folder.parent / "accelerators.md"
+    rows = status.put_into(
+        accelerators.read_text(encoding="utf-8"), status.table(kinds[""].values(), kinds["status/"].values())
+    )
+    for name, contents in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        lines += put(folder / name, json.dumps(contents, indent=2) + "\n")
     beside = folder.parent / FOLDER
     beside.mkdir(exist_ok=True)
-    lines += put(folder.parent / "plugins.md", render(results.values()))
-    lines += put(folder.parent / "support.md", render_support(results.values()))
-    made = pages(results.values())
+    lines += put(folder.parent / "plugins.md", render(kinds[""].values()))
+    lines += put(folder.parent / "support.md", render_support(kinds[""].values()))
+    lines += put(accelerators, rows)
     for old in sorted(beside.glob("*.md")):
         if old.stem not in made:  # its results are gone
             old.unlink()
             lines.append(f"removed {old}")
     return lines + [line for name, text in made.items() for line in put(beside / f"{name}.md", text)]
+
+
+def by_name(rows: Iterable[Dict[str, Any]], name: Callable[[Mapping[str, Any]], str]) -> Dict[str, Dict[str, Any]]:
+    """Rows by the names of their files."""
+    return {name(row): row for row in rows}
+
+
+def load_numbers(folder: Path) -> List[Dict[str, Any]]:
+    """What arithmetic costs, of each file of a folder. Raises ``ValueError`` for a file of another kind."""
+    reports = []
+    for path in sorted(folder.glob("*.json")):
+        try:
+            reports.append(arithmetic.check(json.loads(path.read_text(encoding="utf-8"))))
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
+    return reports
+
+
+def file_of(contents: Any, accelerator: str, emulated: bool) -> Tuple[str, Dict[str, Any]]:
+    """The path, in the folder of results, and the contents of what is kept of a file. Raises ``ValueError`` for one that
+    is neither a report of the suite, nor a statement, nor what arithmetic costs.
+    """
+    if isinstance(contents, dict) and "operations" in contents:
+        return f"numbers/{arithmetic.file_name(arithmetic.check(contents))}", contents
+    if isinstance(contents, dict) and "results" in contents:
+        result = result_of(contents, accelerator, emulated)
+        earlier = load(HERE).get(file_name(result))
+        if earlier is not None and not accelerator and not emulated:  # what was said once holds for a newer run
+            result.update({key: earlier[key] for key in ("accelerator", "status")})
+        return file_name(result), result
+    return f"status/{status.file_name(status.check(contents))}", contents
 
 
 def put(path: Path, text: str) -> List[str]:
@@ -239,10 +296,11 @@ def render_support(results: Iterable[Mapping[str, Any]]) -> str:
     return "\n".join([*lines, "", MADE]) + "\n"
 
 
-def pages(results: Iterable[Mapping[str, Any]]) -> Dict[str, str]:
-    """Name of a backend -> its page, with a section for each device."""
-    by_name = groupby(sorted(results, key=place), key=lambda result: str(result["backend"]))
-    return {name: page(name, runs) for name, runs in by_name}
+def pages(results: Iterable[Mapping[str, Any]], numbers: Iterable[Mapping[str, Any]] = ()) -> Dict[str, str]:
+    """Name of a backend -> its page, with a section for each device, and what arithmetic costs there."""
+    measured = sorted(numbers, key=place)
+    runs = groupby(sorted(results, key=place), key=lambda result: str(result["backend"]))
+    return {name: page(name, of, [one for one in measured if one["backend"] == name]) for name, of in runs}
 
 
 def place(result: Mapping[str, Any]) -> Tuple[str, str]:
@@ -250,7 +308,7 @@ def place(result: Mapping[str, Any]) -> Tuple[str, str]:
     return result["backend"], device_of(result)
 
 
-def page(name: str, runs: Iterable[Mapping[str, Any]]) -> str:
+def page(name: str, runs: Iterable[Mapping[str, Any]], numbers: Sequence[Mapping[str, Any]]) -> str:
     """The page of a backend."""
     lines = [
         f"# Conformance of `{name}`",
@@ -259,7 +317,20 @@ def page(name: str, runs: Iterable[Mapping[str, Any]]) -> str:
     ]
     for run in runs:
         lines += section(run)
+    lines += ["", *NUMBERS.splitlines()] * bool(numbers)
+    for one in numbers:
+        lines += arithmetic_of(one)
     return "\n".join([*lines, "", MADE.replace("(", "(../")]) + "\n"
+
+
+def arithmetic_of(report: Mapping[str, Any]) -> List[str]:
+    """The lines of what arithmetic costs on a device."""
+    versions = {**report["versions"]}
+    said = ", ".join([versions.pop("distribution"), *(f"{name} {version}" for name, version in versions.items())])
+    lines = ["", f"### {device_of(report)}", "", f"On {report['date']}, with {said}.", ""]
+    lines += [line_of(arithmetic.COLUMNS), line_of(["---"] * len(arithmetic.COLUMNS))]
+    lines += [line_of((f"`{text}`", *cells)) for text, *cells in arithmetic.table(report)]
+    return [*lines, "", f"{arithmetic.contraction(report)}."]
 
 
 def section(run: Mapping[str, Any]) -> List[str]:
@@ -315,11 +386,22 @@ def line_of(row: Sequence[object]) -> str:
 
 
 def main() -> None:
-    """The command line: a report, or none."""
+    """The command line: files to keep, or none."""
+    parser = argparse.ArgumentParser(description="Keep results, and make the pages from them anew.")
+    parser.add_argument("files", nargs="*", type=Path, help="a report, a statement, or what arithmetic costs")
+    parser.add_argument("--accelerator", default="", help="the row of a report; by default that of its device")
+    parser.add_argument("--emulated", action="store_true", help="a report of an emulator of the accelerator")
+    options = parser.parse_args()
     try:
-        reports = [json.loads(Path(file).read_text(encoding="utf-8")) for file in sys.argv[1:]]
-        for result in [result_of(report) for report in reports] or [None]:
-            print("\n".join(write(HERE, result)) or "nothing changed")
+        kept = {}
+        for path in options.files:
+            try:
+                contents = json.loads(path.read_text(encoding="utf-8"))
+                name, result = file_of(contents, options.accelerator, options.emulated)
+            except ValueError as error:
+                raise ValueError(f"{path}: {error}") from error
+            kept[name] = result
+        print("\n".join(write(HERE, kept)) or "nothing changed")
     except (OSError, ValueError) as error:
         sys.exit(f"nothing is kept: {error}")
 

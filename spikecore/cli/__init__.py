@@ -116,9 +116,11 @@ def app() -> None:
     """Spiking neurons, written once as equations, run on every accelerator."""
 
 
-@app.command(epilog=_examples("backends", "backends --probe", "backends --probe --json"))
+@app.command(epilog=_examples("backends", "backends --probe", "backends --probe --numbers --into folder"))
 @_flag("--probe", help="Load each backend and try whether it works here.")
+@_flag("--numbers", help="Measure errors of + - * / and functions, subnormals and contraction on each that works.")
 @_flag("--json", "as_json", help="Print JSON: a list with one object per backend.")
+@_path("--into", metavar="DIR", help="Write what --numbers measures into this folder, a file for each device.")
 def backends(**options: Any) -> None:
     """List the backends, and which of them are installed.
 
@@ -291,6 +293,7 @@ def bench(**options: Any) -> None:
 @_option("--json", "as_json", metavar="[FILE.json]", help="Write the report as JSON. Without a file, print it only.")
 @_path("--junit", "junit_file", help="Write the report as JUnit XML.")
 @_path("--badge", "badge_file", help="Write the verdict as an SVG badge.")
+@_flag("--report", "as_text", help="Print the report as Markdown, to be pasted into an issue.")
 @_path("--compare", metavar="OLD.json", help="Say what changed since this report. What got worse is a failure.")
 @_path("--merge", "merged", metavar="A.json B.json", multiple=True, help="Run nothing. Merge reports of parts.")
 def conformance(**options: Any) -> None:

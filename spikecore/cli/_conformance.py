@@ -30,6 +30,7 @@ from spikecore.testing.reports import (
     cases_of,
     changes,
     junit,
+    markdown,
     merge,
 )
 
@@ -65,6 +66,7 @@ def conformance(
     badge_file: Optional[Path],
     compare: Optional[Path],
     merged: Sequence[Path],
+    as_text: bool,
 ) -> None:
     """Run or merge what was asked for, show the report, and write it."""
     if seed is not None:
@@ -76,6 +78,8 @@ def conformance(
         if list_cases:
             _list(name, tier, case)
             return
+        if as_text and as_json == STDOUT:
+            raise ValueError("--report and --json both print; name a file, as in: --json run.json")
         if name is None and not merged:
             raise click.UsageError("name a backend, as in: spikecore conformance torch")
         json_file = None if as_json in (None, STDOUT) else Path(as_json)
@@ -85,7 +89,7 @@ def conformance(
         if merged:
             report = _merge(name, merged, tier or case or device, require)
         else:
-            report = _run(str(name), tier, case, as_json == STDOUT, require, device)
+            report = _run(str(name), tier, case, as_text or as_json == STDOUT, require, device)
         changed = None if compare is None else changes(compare, report.results)
     # a tier, a case, a device or an earlier report that there is not, or no backend of this name
     except (ValueError, UnknownBackend) as error:
@@ -98,6 +102,8 @@ def conformance(
     written = [f"wrote {path}" for path in files]
     if as_json == STDOUT:
         click.echo(facts)
+    elif as_text:
+        click.echo(markdown(report), nl=False)
     else:
         _show(report, changed)
     for line in written:

@@ -219,12 +219,12 @@ def choose_device(devices: Sequence[str]) -> str:
     """The CPU if the backend takes it, else the first device type that this machine has."""
     if "*" in devices or "cpu" in devices:
         return "cpu"
-    return next((device for device in devices if _fault(device) is None), devices[0])
+    return next((device for device in devices if device_fault(device) is None), devices[0])
 
 
 def check_device(info: BackendInfo, device: str) -> None:
     """Raise ``ValueError`` unless there is this device here, and the backend computes on it."""
-    fault = _fault(device)
+    fault = device_fault(device)
     if fault is not None:
         # torch's first sentence: others list every device that it has
         said = str(fault).splitlines()[0].split(". ")[0].rstrip(".")
@@ -233,11 +233,11 @@ def check_device(info: BackendInfo, device: str) -> None:
         raise ValueError(f"backend {info.name!r} computes on {', '.join(info.devices)}, not on device {device!r}")
 
 
-def _fault(device: str) -> Optional[Exception]:
+def device_fault(device: str) -> Optional[Exception]:
     """Error that torch raises for a device that is missing; None if it is there."""
     try:
         torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
+    except (RuntimeError, AssertionError, NotImplementedError, ImportError) as error:  # hpu: torch has no module of it
         return error
     return None
 

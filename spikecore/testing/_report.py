@@ -206,10 +206,11 @@ def check_backend(name: str, **options: Any) -> List[Result]:
 
 
 def versions(name: str) -> Dict[str, str]:
-    """Versions of all that a result depends on."""
+    """Versions of all that a result depends on; ``by`` is what really computes, if a loaded backend has a note of that."""
     rows = [row for row in default_registry().status() if row.name == name]
     provider = f"{rows[0].distribution} {rows[0].version}".strip() if rows else ""
     return {
+        **({"by": rows[0].detail} if rows and rows[0].state == "ready" and rows[0].detail else {}),
         "spikecore": spikecore.__version__,
         "distribution": provider,
         "torch": str(torch.__version__),

@@ -1,8 +1,9 @@
-"""Reports of the suite for other programs: JUnit XML, an SVG badge, and the changes since an earlier report."""
+"""Reports of the suite for others: JUnit XML, an SVG badge, a text for an issue, and the changes since an earlier report."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from html import escape
 from pathlib import Path
 from typing import Dict, Iterable, List, NamedTuple, Tuple
@@ -23,6 +24,7 @@ __all__ = [
     "cases_of",
     "changes",
     "junit",
+    "markdown",
     "merge",
 ]
 
@@ -126,6 +128,44 @@ def badge(report: Report) -> str:
         label_width=widths[0],
         value_width=widths[1],
     )
+
+
+# -- a text
+
+#: Wrong cases that a text shows, and characters of each message.
+_SHOWN, _LENGTH = 20, 1500
+
+
+def markdown(report: Report) -> str:
+    """Markdown to be pasted into an issue: verdict, device, versions, counts of each tier, and what is wrong."""
+    facts = {
+        "verdict": str(report.verdict),
+        "device": ": ".join(dict.fromkeys(filter(None, (report.device, report.device_name)))) or "none",
+        "date": report.date,
+        **report.versions,
+        **{f"seed of {name}": str(seed) for name, seed in report.seeds.items()},
+    }
+    lines = [f"### spikecore conformance {report.backend}: {report.verdict.word}", "", "| | |", "|---|---|"]
+    lines += [f"| {name} | {_cell(fact)} |" for name, fact in facts.items()]
+    lines += ["", f"| tier | {' | '.join(OUTCOMES)} |", "|---|" + "---|" * len(OUTCOMES)]
+    for tier in report.tiers():
+        lines.append(f"| {tier} | {' | '.join(str(count) for count in report.counts(tier).values())} |")
+    for outcome in ("xfailed", "unsupported", "unavailable"):
+        results = [result for result in report.results if result.outcome == outcome]
+        why = Counter(", ".join(result.lacking) or result.message.partition("\n")[0] for result in results)
+        lines += ["", f"{outcome}:", ""] * bool(why) + [f"- {_cell(reason)} ({count})" for reason, count in why.items()]
+    wrong = [result for result in report.results if not result.ok]
+    for result in wrong[:_SHOWN]:
+        message = _ILLEGAL.sub("?", result.message[:_LENGTH]).replace("~~~", "---")  # which would end the block
+        lines += ["", f"**{result.outcome} `{result.id}`**", "", "~~~text", message, "~~~"]
+    if len(wrong) > _SHOWN:
+        lines += ["", f"{len(wrong) - _SHOWN} more are wrong; `--json run.json` has them all."]
+    return "\n".join(lines) + "\n"
+
+
+def _cell(text: str) -> str:
+    """A text in one line of a table."""
+    return _ILLEGAL.sub("?", text).replace("\n", " ").replace("|", "\\|")
 
 
 # -- what changed

@@ -87,5 +87,6 @@ def spikecore_backends() -> List[BackendInfo]:
             capabilities=CAPABILITIES,
             probe=_probe,
             install_hint="pip install 'triton>=3.6', and a torch that finds the GPU",
+            note=lambda: "Triton's interpreter on the CPU, asked for by TRITON_INTERPRET" if INTERPRETED else "",
         )
     ]
