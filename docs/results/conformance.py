@@ -1,13 +1,13 @@
-"""Makes plugins.md, support.md, the pages of conformance/ and the table of accelerators.md from the files of docs/results.
+"""Makes plugins.md, support.md, the pages of conformance/ and the table of accelerators.md from the files beside it.
 
 A run of the whole suite is kept, and the pages are renewed, by ::
 
     spikecore conformance NAME --json run.json
     python docs/results/conformance.py run.json
 
-A statement about an accelerator (README.md) and what ``spikecore backends --numbers --into DIR`` wrote are kept by the same
-command. Without a file the pages are made anew. A result is the report of a whole run without its cases, in a file of its
-own for each backend and device. The pages hold nothing that is in no file.
+A statement about an accelerator (README.md) and what ``spikecore backends --numbers --into DIR`` wrote are kept by the
+same command. Without a file the pages are made anew. A result is the report of a whole run without its cases, in a file
+of its own for each backend and device. The pages hold nothing that is in no file.
 """
 
 from __future__ import annotations
@@ -18,27 +18,42 @@ import re
 import sys
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, Iterable, List, Mapping, Sequence, Set, Tuple
 
 import spikecore as sc
 from spikecore.backend import Capabilities
 from spikecore.testing import CASES
 from spikecore.testing import numbers as arithmetic
+from spikecore.testing.reports import CONFORMS, DOES_NOT_CONFORM, NOT_TESTED, PARTIAL
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))  # tests run this file by its path
 
-import status  # noqa: E402  # the module beside this one
+import accelerators  # noqa: E402  # the module beside this one
 
 COMMAND = "python docs/results/conformance.py run.json"
-#: Entries that a result has from its report; and the others: cases that did not pass in short, and words for what the
-#: backend supports.
-OF_REPORT = ("backend", "verdict", "counts", "versions", "device", "date", "summary", "seconds", "tiers")
+#: Entries that a result has from its report, with their types; and the others: the row of accelerators.md, cases that
+#: did not pass in short, and words for what the backend supports.
+OF_REPORT: Dict[str, Any] = {
+    "backend": str,
+    "verdict": str,
+    "counts": dict,
+    "versions": dict,
+    "device": dict,
+    "date": str,
+    "summary": str,
+    "seconds": (int, float),
+    "tiers": dict,
+}
+#: Entries of parts of a report.
+OF_PARTS = {"versions": ("spikecore", "distribution", "torch"), "device": ("device", "name")}
+OF_PARTS["results"] = ("id", "tier", "outcome", "message", "lacking")
 KEYS = (*OF_REPORT, "accelerator", "status", "unsupported", "expected_failures", "support")
 #: The folder of the pages of backends, beside the list.
 FOLDER = "conformance"
 COLUMNS = ("passed", "unsupported", "expected to fail", "wrong")
 WRONG = ("failed", "error", "stale")
+VERDICTS = (CONFORMS, PARTIAL, DOES_NOT_CONFORM, NOT_TESTED)
 #: Families of core cases that there are of every neuron.
 PER_NEURON = ("forward", "exact", "bits", "single-step", "gradient")
 #: Neurons whose cases are not called after the class in lower case: first words of the ids -> class.
@@ -79,9 +94,8 @@ device, or of `--accelerator 'NAME'`; `--emulated` says that an emulator ran. Wi
 """
 NUMBERS = """## What arithmetic costs
 
-In float32, on drawn numbers, bit patterns and edges of the range, against float64
-([how](../backends.md#what-arithmetic-costs)). A result that is rounded correctly is off by 0.5 units in the last place at
-most.
+In float32, for drawn numbers, bit patterns and edges of the range, compared with float64
+([how](../backends.md#what-arithmetic-costs)). What is rounded correctly is off by 0.5 units in the last place at most.
 """
 SUPPORT = """# What each backend supports
 
@@ -99,8 +113,9 @@ SUPPORT = """# What each backend supports
 def result_of(report: Mapping[str, Any], accelerator: str = "", emulated: bool = False) -> Dict[str, Any]:
     """The result of a report, as ``spikecore conformance --json`` writes it; the accelerator is that of the device.
 
-    Raises ``ValueError`` for one in which nothing passed, and for one that is not of a whole run.
+    Raises ``ValueError`` for a file that is no report, for one in which nothing passed, or that is not of a whole run.
     """
+    check(report)
     if report["verdict"] == "not tested":
         raise ValueError("the verdict is 'not tested', so there is nothing to keep")
     missing, tiers = report["left_out"]["cases"], report["left_out"]["tiers"]
@@ -119,9 +134,26 @@ def result_of(report: Mapping[str, Any], accelerator: str = "", emulated: bool =
         elif row["outcome"] == "xfailed":
             expected.setdefault(why, []).append(row["id"])
     kept = {key: report[key] for key in OF_REPORT}
-    kept["accelerator"] = accelerator or status.accelerator_of(report)
+    kept["accelerator"] = accelerator or accelerators.accelerator_of(report)
     kept["status"] = "emulated" if emulated else "tested"
     return {**kept, "unsupported": unsupported, "expected_failures": expected, "support": support_of(report)}
+
+
+def check(report: Mapping[str, Any]) -> None:
+    """Raise ``ValueError``, with key and value, for what is no report."""
+    again = "the file must be what `spikecore conformance NAME --json run.json` writes"
+    for key, kind in {**OF_REPORT, "left_out": dict, "results": list}.items():
+        if not isinstance(report.get(key), kind):
+            raise ValueError(f"{key}: {report.get(key)!r} has the wrong type, or is missing; {again}")
+    if report["verdict"] not in VERDICTS:
+        raise ValueError(f"verdict: {report['verdict']!r} is none of {', '.join(VERDICTS)}; {again}")
+    if not re.match(r"\d{4}-\d\d-\d\d", report["date"]):
+        raise ValueError(f"date: {report['date']!r} begins with no day such as 2026-11-23; {again}")
+    for key, names in OF_PARTS.items():
+        for part in report[key] if key == "results" else [report[key]]:
+            missing = [name for name in names if name not in part]
+            if missing:
+                raise ValueError(f"{key}: {part!r} has no {', '.join(missing)}; {again}")
 
 
 def number(count: int, noun: str) -> str:
@@ -196,28 +228,29 @@ def load(folder: Path) -> Dict[str, Dict[str, Any]]:
 
 
 def file_name(result: Mapping[str, Any]) -> str:
-    """The name of a result's file: one for each backend and device."""
-    words = re.sub(r"[^a-z0-9]+", "-", f"{result['backend']} {device_of(result)}".lower()).strip("-")
+    """The name of a result's file: one for each backend and device, and accelerator where it is not the device's."""
+    other = "" if result["accelerator"] == accelerators.known(result) else result["accelerator"]
+    words = re.sub(r"[^a-z0-9]+", "-", f"{result['backend']} {device_of(result)} {other}".lower()).strip("-")
     return f"{words}.json"
 
 
 def write(folder: Path, files: Mapping[str, Mapping[str, Any]] = {}) -> List[str]:  # never written to
-    """Put files into a folder of results, path -> contents, and make the pages beside that folder anew. Gives a line for
-    each file that changed.
+    """Put files into a folder of results, path -> contents, and make the pages beside that folder anew. Gives a line
+    for each file that changed.
 
     Raises ``ValueError``, and writes nothing, for a file of the folder that is none of its kind.
     """
-    kinds = {"": load(folder), "status/": by_name(status.load(folder / "status"), status.file_name)}
-    kinds["numbers/"] = by_name(load_numbers(folder / "numbers"), arithmetic.file_name)
+    statements = accelerators.load(folder / "status")
+    kinds = {"": load(folder), "status/": {accelerators.file_name(one): one for one in statements}}
+    kinds["numbers/"] = load_numbers(folder / "numbers")
     lines: List[str] = []
     for name, contents in files.items():
         kind, _, file = name.rpartition("/")
         kinds[f"{kind}/" if kind else ""][file] = dict(contents)
     made = pages(kinds[""].values(), kinds["numbers/"].values())
-    accelerators = folder.parent / "accelerators.md"
-    rows = status.put_into(
-        accelerators.read_text(encoding="utf-8"), status.table(kinds[""].values(), kinds["status/"].values())
-    )
+    page = folder.parent / "accelerators.md"
+    rows = accelerators.table(kinds[""].values(), kinds["status/"].values())
+    text = accelerators.put_into(page.read_text(encoding="utf-8"), rows)
     for name, contents in files.items():
         (folder / name).parent.mkdir(exist_ok=True)
         lines += put(folder / name, json.dumps(contents, indent=2) + "\n")
@@ -225,7 +258,7 @@ def write(folder: Path, files: Mapping[str, Mapping[str, Any]] = {}) -> List[str
     beside.mkdir(exist_ok=True)
     lines += put(folder.parent / "plugins.md", render(kinds[""].values()))
     lines += put(folder.parent / "support.md", render_support(kinds[""].values()))
-    lines += put(accelerators, rows)
+    lines += put(page, text)
     for old in sorted(beside.glob("*.md")):
         if old.stem not in made:  # its results are gone
             old.unlink()
@@ -233,35 +266,29 @@ def write(folder: Path, files: Mapping[str, Mapping[str, Any]] = {}) -> List[str
     return lines + [line for name, text in made.items() for line in put(beside / f"{name}.md", text)]
 
 
-def by_name(rows: Iterable[Dict[str, Any]], name: Callable[[Mapping[str, Any]], str]) -> Dict[str, Dict[str, Any]]:
-    """Rows by the names of their files."""
-    return {name(row): row for row in rows}
-
-
-def load_numbers(folder: Path) -> List[Dict[str, Any]]:
-    """What arithmetic costs, of each file of a folder. Raises ``ValueError`` for a file of another kind."""
-    reports = []
-    for path in sorted(folder.glob("*.json")):
+def load_numbers(folder: Path) -> Dict[str, Dict[str, Any]]:
+    """The costs of arithmetic, by name of their file. Raises ``ValueError`` for a file of another kind."""
+    reports = {}
+    for path in folder.glob("*.json"):
         try:
-            reports.append(arithmetic.check(json.loads(path.read_text(encoding="utf-8"))))
+            reports[path.name] = json.loads(path.read_text(encoding="utf-8"))
+            arithmetic.check(reports[path.name])
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
     return reports
 
 
 def file_of(contents: Any, accelerator: str, emulated: bool) -> Tuple[str, Dict[str, Any]]:
-    """The path, in the folder of results, and the contents of what is kept of a file. Raises ``ValueError`` for one that
-    is neither a report of the suite, nor a statement, nor what arithmetic costs.
+    """Path in the folder of results, and contents, of what is kept of a file. Raises ``ValueError`` for one that is
+    neither a report of the suite, nor a statement, nor what arithmetic costs.
     """
     if isinstance(contents, dict) and "operations" in contents:
-        return f"numbers/{arithmetic.file_name(arithmetic.check(contents))}", contents
+        arithmetic.check(contents)
+        return f"numbers/{arithmetic.file_name(contents)}", contents
     if isinstance(contents, dict) and "results" in contents:
         result = result_of(contents, accelerator, emulated)
-        earlier = load(HERE).get(file_name(result))
-        if earlier is not None and not accelerator and not emulated:  # what was said once holds for a newer run
-            result.update({key: earlier[key] for key in ("accelerator", "status")})
         return file_name(result), result
-    return f"status/{status.file_name(status.check(contents))}", contents
+    return f"status/{accelerators.file_name(accelerators.check(contents))}", contents
 
 
 def put(path: Path, text: str) -> List[str]:
@@ -385,13 +412,13 @@ def line_of(row: Sequence[object]) -> str:
     return "| " + " | ".join(str(cell).replace("|", "/") for cell in row) + " |"
 
 
-def main() -> None:
+def main(arguments: Sequence[str], folder: Path = HERE) -> None:
     """The command line: files to keep, or none."""
     parser = argparse.ArgumentParser(description="Keep results, and make the pages from them anew.")
     parser.add_argument("files", nargs="*", type=Path, help="a report, a statement, or what arithmetic costs")
     parser.add_argument("--accelerator", default="", help="the row of a report; by default that of its device")
     parser.add_argument("--emulated", action="store_true", help="a report of an emulator of the accelerator")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     try:
         kept = {}
         for path in options.files:
@@ -401,10 +428,10 @@ def main() -> None:
             except ValueError as error:
                 raise ValueError(f"{path}: {error}") from error
             kept[name] = result
-        print("\n".join(write(HERE, kept)) or "nothing changed")
+        print("\n".join(write(folder, kept)) or "nothing changed")
     except (OSError, ValueError) as error:
         sys.exit(f"nothing is kept: {error}")
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

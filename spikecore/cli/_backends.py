@@ -82,8 +82,8 @@ def _numbers(rows: List[BackendStatus], as_json: bool, into: Optional[Path]) -> 
 def _show(report: Dict[str, Any]) -> None:
     from spikecore.testing.numbers import COLUMNS, contraction, table
 
-    device = report["device"]
-    shown = Table(*COLUMNS, title=f"{report['backend']} on {device['device']}: {report['versions'].get('by', device['name'])}")
+    where, by = report["device"], report["versions"].get("by")
+    shown = Table(*COLUMNS, title=f"{report['backend']} on {where['device']}: {by or where['name']}")
     for row in table(report):
         shown.add_row(*map(Text, row))
     console = Console()

@@ -206,7 +206,7 @@ def check_backend(name: str, **options: Any) -> List[Result]:
 
 
 def versions(name: str) -> Dict[str, str]:
-    """Versions of all that a result depends on; ``by`` is what really computes, if a loaded backend has a note of that."""
+    """Versions of all that a result depends on; ``by`` is what really computes, where a loaded backend says so."""
     rows = [row for row in default_registry().status() if row.name == name]
     provider = f"{rows[0].distribution} {rows[0].version}".strip() if rows else ""
     return {

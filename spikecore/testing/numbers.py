@@ -1,5 +1,4 @@
-"""What arithmetic costs on a backend: errors of its operations, and what it does with subnormals, zeros, NaN and sums of
-products.
+"""The cost of arithmetic on a backend: errors of operations, subnormals, signs of zeros, NaN, and sums of products.
 
 An operation is measured as users meet it: by a neuron whose dynamics are that operation, in float32. What is right is
 computed by NumPy in float64, which carries 29 bits more. An error counts in units of the last place (ulp): the distance
@@ -25,12 +24,13 @@ from spikecore.testing._report import versions
 from spikecore.testing._runner import prepare
 
 #: Time steps of the calls: unrolled, and as a loop with a remainder.
-STEPS = (4, 20)
+_STEPS = (4, 20)
 #: Values that are drawn of each kind, and from which seed.
-DRAWN, SEED = 1 << 16, 20261130
+_DRAWN, _SEED = 1 << 16, 20261130
 _TINY, _LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127
 #: Edges of the range: zeros, the subnormal and the normal numbers, what has no number behind it.
-_EDGES = (0.0, 2.0**-149, _TINY - 2.0**-149, _TINY, 1 - 2.0**-24, 1.0, 1 + 2.0**-23, 3.0, 1e30, _LARGEST, np.inf, np.nan)
+_SMALL, _ONES = (0.0, 2.0**-149, _TINY - 2.0**-149, _TINY), (1 - 2.0**-24, 1.0, 1 + 2.0**-23, 3.0)
+_EDGES = (*_SMALL, *_ONES, 1e30, _LARGEST, np.inf, np.nan)
 
 
 class Operation(NamedTuple):
@@ -39,7 +39,7 @@ class Operation(NamedTuple):
     write: Callable[..., Any]
     exact: Callable[..., Array]
     arity: int
-    #: Where the function has most of its values: numbers are drawn evenly from there, besides those of all bit patterns.
+    #: Where the function has most of its values: numbers are drawn evenly from there, besides those of bit patterns.
     interval: Tuple[float, float] = (-8.0, 8.0)
 
 
@@ -94,18 +94,18 @@ SUMS: Mapping[str, Type[sc.Neuron]] = {"a * b + c": _Sum, "v = v * b + c": _Carr
 
 
 def measure(name: str, device: Optional[str] = None) -> Dict[str, Any]:
-    """What arithmetic costs on a backend and a device, for JSON: ``backend``, ``device``, ``versions``,
-    ``date``, ``dtype``, ``fused`` and ``operations``, text -> numbers.
+    """The report of a backend on a device, for JSON: ``backend``, ``device``, ``versions``, ``date``, ``dtype``, and
+    ``operations`` and ``fused``, text -> numbers.
 
     Of an operation: ``values`` that were computed; the largest error ``ulp`` where neither an argument nor the right
-    result is subnormal, and the arguments ``at`` which it is; how many of those were ``misrounded``, and had a wrong sign of
-    zero (``wrong_zeros``), a NaN or an infinity too few or too many (``wrong_nans``, ``wrong_infinities``). Beside subnormal
-    numbers: how many were ``flushed``, which is computed with zeros in their place, and the largest error of the others
-    (``subnormal_ulp``). One that the backend refused has ``refused``, its words. ``fused`` has of sums of a product how
-    many ``values`` were computed, and how many were ``fused``, a multiply-add of one rounding.
+    result is subnormal, and the arguments ``at`` which it is; how many of those were ``misrounded``, had a zero of the
+    wrong sign (``wrong_zeros``), a NaN too few or too many (``wrong_nans``), or another number for an infinity
+    (``wrong_infinities``). Beside subnormal numbers: how many were ``flushed``, computed with zeros in their place, and
+    the largest error of the others (``subnormal_ulp``). One that the backend refused has ``refused``, its words.
+    ``fused`` has of sums of a product how many ``values`` were computed, and how many were ``fused``, rounded once.
 
-    Raises ``BackendError`` for a backend that is unknown, broken or not usable here, and ``ValueError`` for a device that
-    there is not, or that it does not compute on.
+    Raises ``BackendError`` for a backend that is unknown, broken or not usable here, and ``ValueError`` for a device
+    that there is not, or that it does not compute on.
     """
     bench = prepare(name, device)
     context = Context(bench.backend, bench.device)
@@ -126,27 +126,28 @@ def devices_here(devices: Sequence[str]) -> List[str]:
     return [kind for kind in kinds if device_fault(kind) is None] or [choose_device(devices)]
 
 
-#: Keys of a report, and of an operation in it.
-KEYS = ("backend", "device", "versions", "date", "dtype", "operations", "fused")
-OF_OPERATION = ("values", "ulp", "at", "misrounded", "wrong_zeros", "wrong_nans", "wrong_infinities", "flushed", "subnormal_ulp")
+#: Key of a report -> type; the keys of an operation in it.
+_KEYS = {"backend": str, "device": dict, "versions": dict, "date": str, "dtype": str, "operations": dict, "fused": dict}
+_WRONG = ("zeros", "nans", "infinities")
+_OF_OPERATION = ("values", "ulp", "at", "misrounded", *(f"wrong_{what}" for what in _WRONG), "flushed", "subnormal_ulp")
 
 
-def check(report: Any) -> Dict[str, Any]:
-    """The report. Raises ``ValueError``, with what is wrong, for what :func:`measure` does not give."""
+def check(report: Mapping[str, Any]) -> None:
+    """Raise ``ValueError``, with key and value, for what :func:`measure` does not give."""
     again = "it must be what `spikecore backends --numbers --into DIR` writes"
-    for key in KEYS:
-        if not isinstance(report, dict) or key not in report:
-            raise ValueError(f"{key}: is missing; {again}")
+    for key, kind in _KEYS.items():
+        if not isinstance(report.get(key), kind):
+            raise ValueError(f"{key}: {report.get(key)!r} is no {kind.__name__}; {again}")
     for text, found in report["operations"].items():
-        missing = [key for key in OF_OPERATION if key not in found and "refused" not in found]
-        if missing:
+        missing = [key for key in _OF_OPERATION if key not in found]
+        if missing and "refused" not in found:
             raise ValueError(f"operations: {text!r} has no {', '.join(missing)}; {again}")
-    return report
 
 
 def file_name(report: Mapping[str, Any]) -> str:
-    """A file's name for a report: backend, and what computes."""
-    words = f"{report['backend']} {report['device']['device']} {report['device']['name']}".lower()
+    """A file's name for a report: backend, device, and what computes."""
+    by = report["versions"].get("by", "").partition(",")[0]
+    words = f"{report['backend']} {report['device']['device']} {report['device']['name']} {by}".lower()
     return f"{re.sub('[^a-z0-9]+', '-', words).strip('-')}.json"
 
 
@@ -161,21 +162,14 @@ def table(report: Mapping[str, Any]) -> List[Tuple[str, ...]]:
         if "refused" in found:
             rows.append((text, "refused", "", "", "", found["refused"].partition("\n")[0]))
             continue
-        wrong = [f"{found[f'wrong_{what}']:,} {what}" for what in ("zeros", "nans", "infinities") if found[f"wrong_{what}"]]
+        wrong = [f"{found[f'wrong_{what}']:,} {what}" for what in _WRONG if found[f"wrong_{what}"]]
         share = found["misrounded"] / found["values"]
         subnormals = "flushed" if found["flushed"] else "kept"
         if found["subnormal_ulp"] > max(found["ulp"], 1.0):
             subnormals += f", {found['subnormal_ulp']:g} ulp"
-        rows.append(
-            (
-                text,
-                f"{found['ulp']:.3g}",
-                ", ".join(f"{at:.6g}" for at in found["at"]) if share else "",
-                f"{share:.2%}" if share else "none",
-                subnormals,
-                f"wrong: {', '.join(wrong)}" if wrong else "right",
-            )
-        )
+        at = ", ".join(f"{arg:.6g}" for arg in found["at"]) if share else ""
+        words = (subnormals, f"wrong: {', '.join(wrong)}" if wrong else "right")
+        rows.append((text, f"{found['ulp']:.3g}", at, f"{share:.2%}" if share else "none", *words))
     return rows
 
 
@@ -194,25 +188,20 @@ def contraction(report: Mapping[str, Any]) -> str:
 
 def values_of(operation: Operation) -> Tuple[Array, ...]:
     """Arguments in float32: edges of the range, all bit patterns, and numbers of usual size. The same at each call."""
-    rng = np.random.default_rng(SEED)
+    rng = np.random.default_rng(_SEED)
     edges = np.array([sign * edge for edge in _EDGES for sign in (1.0, -1.0)], np.float32)
     columns = [*np.array([*product(edges, repeat=operation.arity)], np.float32).T]
-    patterns = [rng.integers(0, 1 << 32, DRAWN, dtype=np.uint32).view(np.float32) for _ in columns]
-    usual = [rng.uniform(*operation.interval, DRAWN).astype(np.float32) for _ in columns]
+    patterns = [rng.integers(0, 1 << 32, _DRAWN, dtype=np.uint32).view(np.float32) for _ in columns]
+    patterns = [np.where(np.isnan(one), np.float32(np.nan), one) for one in patterns]  # no signalling NaN
+    usual = [rng.uniform(*operation.interval, _DRAWN).astype(np.float32) for _ in columns]
     # of all sizes near 1, the second argument near the first
-    sizes = rng.uniform(-30.0, 30.0, DRAWN)
-    near = [np.exp2(sizes + k * rng.uniform(-4.0, 4.0, DRAWN)).astype(np.float32) for k in range(len(columns))]
-    signed = [np.copysign(one, rng.uniform(-1.0, 1.0, DRAWN)).astype(np.float32) for one in near]
-    # what has subnormal sums and quotients
-    small = [(one * np.float32(2.0**-125)).astype(np.float32) for one in (usual if operation.arity == 1 else signed[:1])]
-    small += signed[1:]
-    parts = zip(columns, patterns, usual, signed, small)
-    return tuple(_padded(np.concatenate(part)) for part in parts)
-
-
-def _padded(values: Array) -> Array:
-    """With repeated values at the end, so that every number of steps divides their number."""
-    return np.resize(values, -(-len(values) // max(STEPS)) * max(STEPS))
+    sizes = rng.uniform(-30.0, 30.0, _DRAWN)
+    near = [np.exp2(sizes + k * rng.uniform(-4.0, 4.0, _DRAWN)).astype(np.float32) for k in range(len(columns))]
+    signed = [np.copysign(one, rng.uniform(-1.0, 1.0, _DRAWN)).astype(np.float32) for one in near]
+    small = [one * np.float32(2.0**-125) for one in signed]  # has subnormal sums; the next has such quotients
+    parts = [np.concatenate(part) for part in zip(columns, patterns, usual, signed, small, [*small[:1], *signed[1:]])]
+    size = -(-len(parts[0]) // max(_STEPS)) * max(_STEPS)  # a multiple of each number of steps
+    return tuple(np.resize(part, size) for part in parts)
 
 
 def _computed(context: Context, neuron: sc.Neuron, inputs: Sequence[Array], steps: int) -> Array:
@@ -227,14 +216,14 @@ def _computed(context: Context, neuron: sc.Neuron, inputs: Sequence[Array], step
 
 def _of(context: Context, operation: Operation) -> Dict[str, Any]:
     """The numbers of one operation, of the calls together."""
-    names = {"inputs": ("a", "b")[: operation.arity], "write": staticmethod(operation.write), "__doc__": _Written.__doc__}
+    names = {"inputs": ("a", "b")[: operation.arity], "write": staticmethod(operation.write)}
     neuron: sc.Neuron = type("Measured", (_Written,), names)(backend=context.name)
     args = values_of(operation)
     try:
-        got = [_computed(context, neuron, args, steps) for steps in STEPS]
+        got = [_computed(context, neuron, args, steps) for steps in _STEPS]
     except BackendError as error:
         return {"refused": str(error)}
-    return errors(np.concatenate(got), operation.exact, [np.tile(arg, len(STEPS)) for arg in args])
+    return errors(np.concatenate(got), operation.exact, [np.tile(arg, len(_STEPS)) for arg in args])
 
 
 def errors(got: Array, exact: Callable[..., Array], args: Sequence[Array]) -> Dict[str, Any]:
@@ -268,7 +257,7 @@ def _flush(values: Array) -> Array:
 
 
 def _same(a: Array, b: Array) -> Array:
-    """Equal, or both NaN."""
+    """True where both are equal, or NaN."""
     return np.asarray((a == b) | (np.isnan(a) & np.isnan(b)))
 
 
@@ -283,21 +272,22 @@ def ulps(got: Array, exact: Array) -> Array:
 
 
 def _fused(context: Context, neuron: Type[sc.Neuron]) -> Dict[str, Any]:
-    """The number of fused sums. ``c`` is the negative rounded product, so a sum is 0 unless it was fused."""
-    rng = np.random.default_rng(SEED)
-    a, b = (rng.uniform(1.0, 2.0, DRAWN).astype(np.float32) for _ in range(2))
-    product = a * b
-    rounded = np.flatnonzero(np.asarray(a, np.float64) * b != product)  # the other sums are 0, fused or not
-    rounded = rounded[: len(rounded) // max(STEPS) * max(STEPS)]
+    """The number of fused sums. ``c`` is the negative rounded product: a sum is 0, or fused the rest of the product."""
+    rng = np.random.default_rng(_SEED)
+    a, b = (rng.uniform(1.0, 2.0, _DRAWN).astype(np.float32) for _ in range(2))
+    c = -(a * b)
+    rest = np.asarray(a, np.float64) * b + c
+    chosen = np.flatnonzero(rest)  # the other sums are 0, fused or not
+    chosen = chosen[: len(chosen) // max(_STEPS) * max(_STEPS)]
     fused = 0
     try:
-        for steps in STEPS:
-            a_t, b_t, c_t = (one[rounded].reshape(steps // 2, 1, -1) for one in (a, b, -product))
+        for steps in _STEPS:
+            a_t, b_t, c_t = (one[chosen].reshape(steps // 2, 1, -1) for one in (a, b, c))
             # a sum at each second step: the state has a from the step before
             rows = [(0 * b_t, b_t), (a_t, c_t)] if "v" in neuron.states else [(a_t, a_t), (b_t, b_t), (c_t, c_t)]
             inputs = [np.concatenate(pair, axis=1).reshape(-1) for pair in rows]
             got = _computed(context, neuron(backend=context.name), inputs, steps)
-            fused += int(np.sum(got.reshape(steps, -1)[1::2] != 0))
+            fused += int(np.sum(got.reshape(steps, -1)[1::2].reshape(-1) == rest[chosen]))
     except BackendError as error:
         return {"refused": str(error)}
-    return {"values": len(rounded) * len(STEPS), "fused": fused}
+    return {"values": len(chosen) * len(_STEPS), "fused": fused}

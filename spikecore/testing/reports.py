@@ -1,4 +1,4 @@
-"""Reports of the suite for others: JUnit XML, an SVG badge, a text for an issue, and the changes since an earlier report."""
+"""Reports of the suite for others: JUnit XML, an SVG badge, a text for an issue, changes since an earlier report."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from plain_loop import Plain
 from spikecore.cli import app
 from spikecore.testing import CASES, Report, Result, installed
-from spikecore.testing.reports import badge, changes, junit
+from spikecore.testing.reports import badge, changes, junit, markdown
 
 #: What Jenkins' junit-10.xsd, which pytest calls xunit2, allows: element -> attributes, children.
 SCHEMA = {
@@ -124,6 +124,49 @@ class TestBadge:
         results = tuple(Result(case.id, case.tier, ended[case.id], 0.0) for case in cases)
         text = badge(replace(report(a="passed"), results=results))
         assert f"conforms: {len(cases) - 1} of {len(cases)}" in text
+
+
+class TestMarkdown:
+    """The text for an issue."""
+
+    def test_it_has_what_a_reader_asks_for(self) -> None:
+        """Verdict, device, versions and counts; reasons of excuses and refusals; what is wrong, in blocks that end."""
+        said = report(**OUTCOMES)
+        broken = replace(said.results[1], message="is a | b\n~~~\n## heading")
+        text = markdown(replace(said, results=(said.results[0], broken, *said.results[2:])))
+        lines = text.splitlines()
+        for line in (
+            "### spikecore conformance mine: does not conform",
+            "| device | cpu: A & B |",
+            "| torch | 2.0 |",
+            "| core | 1 | 1 | 0 | 1 | 0 | 1 | 0 |",
+            "- <xfailed> (1)",
+            "- <unsupported> (1)",
+            "**failed `forward/b`**",
+            "is a | b",
+        ):
+            assert line in lines, text
+        assert lines.count("~~~text") == lines.count("~~~") == 3
+        assert "\x00" not in text
+
+    def test_many_failures_are_counted(self) -> None:
+        """Twenty are shown."""
+        text = markdown(report(**{f"c{i}": "failed" for i in range(23)}))
+        assert text.count("**failed `") == 20
+        assert text.endswith("3 more are wrong; `--json run.json` has them all.\n")
+
+    def test_the_command_prints_it_alone(self, tmp_path: Path) -> None:
+        """``--report``, with the report as a file; two texts on one output are refused."""
+        path = tmp_path / "run.json"
+        with installed(Plain) as name:
+            done = run(name, "--case", "forward/lif-hard", "--report", "--json", str(path))
+            both = run(name, "--case", "forward/lif-hard", "--report", "--json")
+        assert done.exit_code == 3
+        assert done.output.startswith(f"### spikecore conformance {name}: partial\n")
+        assert "| core | 1 | 0 |" in done.output
+        assert json.loads(path.read_text())["verdict"] == "partial"
+        assert both.exit_code == 2
+        assert "--report and --json both print; name a file" in both.output
 
 
 class TestChanges:

@@ -7,7 +7,7 @@ import re
 import runpy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any, Dict, List
 
 import pytest
 
@@ -16,7 +16,19 @@ from spikecore.testing import CASES, Report, Result
 DOCS = Path(__file__).parents[2] / "docs"
 TOOL = runpy.run_path(str(DOCS / "results" / "conformance.py"))
 load, pages, render, render_support = (TOOL[name] for name in ("load", "pages", "render", "render_support"))
-result_of, write = TOOL["result_of"], TOOL["write"]
+file_name, load_numbers, result_of, write = (TOOL[name] for name in ("file_name", "load_numbers", "result_of", "write"))
+accelerators = TOOL["accelerators"]
+PAGE = "# Accelerators\n\n| you have | backend | what |\n|---|---|---|\n| old |\n\n- behind the table\n"
+COMPILED = {
+    "accelerator": "Some GPU",
+    "backend": "mine",
+    "status": "compiled",
+    "summary": "all kernels",
+    "date": "2026-01-02",
+    "targets": ["g1", "g2"],
+    "compiler": "cc 3",
+    "command": "spikecore conformance mine",
+}
 
 
 def report(**changes: Any) -> Dict[str, Any]:
@@ -53,16 +65,32 @@ def result(**changes: Any) -> Dict[str, Any]:
 def folder(tmp_path: Path) -> Path:
     """An empty folder of results."""
     (tmp_path / "results").mkdir()
+    (tmp_path / "accelerators.md").write_text(PAGE, encoding="utf-8")
     return tmp_path / "results"
 
 
+def put(folder: Path, said: Dict[str, Any]) -> Any:
+    """The lines of the tool for a result that is put into a folder."""
+    return write(folder, {file_name(said): said})
+
+
+def rows(folder: Path) -> List[str]:
+    """The rows of the page of accelerators."""
+    text = (folder.parent / "accelerators.md").read_text(encoding="utf-8")
+    assert text.endswith(" |\n\n- behind the table\n")
+    return [line for line in text.splitlines() if line.startswith("| ") and "what was run" not in line]
+
+
 def test_the_pages_match_the_files() -> None:
-    """docs/plugins.md, docs/support.md and docs/conformance are what the tool makes of docs/results."""
+    """plugins.md, support.md, the table of accelerators.md and conformance/ are what the tool makes of docs/results."""
     results = load(DOCS / "results").values()
+    page = (DOCS / "accelerators.md").read_text(encoding="utf-8")
+    statements = accelerators.load(DOCS / "results" / "status")
+    assert page == accelerators.put_into(page, accelerators.table(results, statements))
     assert (DOCS / "plugins.md").read_text(encoding="utf-8") == render(results)
     assert (DOCS / "support.md").read_text(encoding="utf-8") == render_support(results)
     made = {path.stem: path.read_text(encoding="utf-8") for path in (DOCS / "conformance").glob("*.md")}
-    assert made == pages(results)
+    assert made == pages(results, load_numbers(DOCS / "results" / "numbers").values())
 
 
 def test_a_result_is_one_row(folder: Path) -> None:
@@ -70,11 +98,12 @@ def test_a_result_is_one_row(folder: Path) -> None:
     the same device replaces it. Each file that changed is named.
     """
     for date in ("2026-01-01", "2026-01-02"):
-        lines = write(folder, result(date=date))
+        lines = put(folder, result(date=date))
     file, page, table = folder / "mine-cuda-a-b-100.json", folder.parent / "plugins.md", folder.parent / "support.md"
-    assert lines == [f"wrote {path}" for path in (file, page, folder.parent / "conformance" / "mine.md")]
+    others = [folder.parent / "accelerators.md", folder.parent / "conformance" / "mine.md"]
+    assert lines == [f"wrote {path}" for path in (file, page, *others)]
     assert "| `LIF` | yes |" in table.read_text().splitlines()
-    assert write(folder, result(date=date)) == []
+    assert put(folder, result(date=date)) == []
     assert "results" not in json.loads(file.read_text())
     assert [line for line in page.read_text().splitlines() if line.startswith("| [`mine`]")] == [
         "| [`mine`](conformance/mine.md) | spikecore-mine 1.2 | cuda: A / B 100 | 2026-01-02 | conforms: 900 cases "
@@ -92,8 +121,8 @@ def test_a_backend_has_a_page_with_its_limits(folder: Path) -> None:
     old = folder.parent / "conformance" / "gone.md"
     old.parent.mkdir()
     old.write_text("of a backend without results")
-    assert f"removed {old}" in write(folder, result(results=rows))
-    write(folder, result(device={"device": "cpu", "name": "C"}))
+    assert f"removed {old}" in put(folder, result(results=rows))
+    put(folder, result(device={"device": "cpu", "name": "C"}))
     assert [path.name for path in old.parent.iterdir()] == ["mine.md"]
     page = (old.parent / "mine.md").read_text()
     assert [line for line in page.splitlines() if line.startswith("#")] == [
@@ -113,9 +142,9 @@ def test_a_backend_has_a_page_with_its_limits(folder: Path) -> None:
 
 def test_the_support_table_has_the_newest_result_of_each_backend(folder: Path) -> None:
     """A row that a result does not have is declared and not run."""
-    other = {**result(backend="other", date="2026"), "support": {"Capabilities": {"`float64`": "partly"}}}
+    other = {**result(backend="other", date="2026-01-01"), "support": {"Capabilities": {"`float64`": "partly"}}}
     newer = {
-        **result(date="2027", device={"device": "cpu", "name": "C"}),
+        **result(date="2027-01-01", device={"device": "cpu", "name": "C"}),
         "support": {"Capabilities": {"`record`": "yes"}},
     }
     text = render_support([newer, other, result()])
@@ -131,7 +160,7 @@ def test_the_support_table_has_the_newest_result_of_each_backend(folder: Path) -
     ("text", "words"),
     [
         ("{", "x.json: is no JSON"),
-        ("[]", "x.json: has no backend, verdict, counts, versions, device, date, summary, seconds, tiers, unsupported"),
+        ("[]", "x.json: has no backend, verdict, counts, versions, device, date, summary, seconds, tiers, accelerator"),
         (json.dumps(result()), "must be called mine-cuda-a-b-100.json"),
     ],
 )
@@ -139,14 +168,17 @@ def test_a_file_that_is_no_result_is_named(folder: Path, text: str, words: str) 
     """And what is wrong with it, before anything is written."""
     (folder / "x.json").write_text(text)
     with pytest.raises(ValueError, match=re.escape(words)):
-        write(folder, result())
+        put(folder, result())
     assert [path.name for path in folder.iterdir()] == ["x.json"]
+    assert (folder.parent / "accelerators.md").read_text() == PAGE
 
 
 def test_a_whole_run_is_a_result() -> None:
     """With a word for each neuron and capability; a part of the suite, and a run without a verdict, are refused."""
     ended = tuple(Result(case.id, case.tier, "passed", 0.0) for case in CASES.select())
-    whole = Report("torch", ended, "cpu", "C", {"distribution": "spikecore 1"}, "2026-01-02", 1.0)
+    whole = Report(
+        "torch", ended, "cpu", "C", {"spikecore": "1", "distribution": "spikecore 1", "torch": "2"}, "2026-01-02", 1.0
+    )
     support = result_of(whole.as_dict())["support"]
     assert set(support["Neurons and surrogates"].values()) == set(support["Capabilities"].values()) == {"yes"}
     assert support["Devices"] == {"device types": "any"}
@@ -162,3 +194,110 @@ def test_a_whole_run_is_a_result() -> None:
         result_of(replace(whole, backend="mine").as_dict())
     with pytest.raises(ValueError, match="the verdict is 'not tested', so there is nothing to keep"):
         result_of(replace(whole, results=()).as_dict())
+
+
+def test_an_accelerator_has_the_row_of_its_best_status(folder: Path) -> None:
+    """Statements and runs of one accelerator and backend are one row; of several devices each is named."""
+    untested = {**COMPILED, "status": "untested"}
+    for key in ("summary", "date", "targets", "compiler"):
+        del untested[key]
+    files = {f"status/{accelerators.file_name(one)}": one for one in (COMPILED, untested)}
+    write(folder, files)
+    assert rows(folder) == [
+        "| Some GPU | `mine` | **compiled, not run**: g1, g2, by cc 3, 2 January 2026: all kernels; "
+        "`spikecore conformance mine` |"
+    ]
+    for device in ("B", "A"):
+        put(folder, {**result(device={"device": "cuda", "name": device}), "accelerator": "Some GPU"})
+    put(folder, {**result(backend="other", device={"device": "cpu", "name": "C"}), "status": "emulated"})
+    said = "**tested**: [whole suite](conformance/mine.md), {}, 2 January 2026: conforms: 900 cases passed"
+    assert rows(folder) == [
+        "| any CPU | `other` | **on its emulator**: [whole suite](conformance/other.md), C, 2 January 2026: conforms: "
+        "900 cases passed; with the device: `spikecore conformance other` |",
+        f"| Some GPU | `mine` | {said.format('A')}<br>{said.format('B')} |",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("device", "name", "torch", "accelerator"),
+    [
+        ("cpu", "C", "2.13.0", "any CPU"),
+        ("cuda:1", "NVIDIA X", "2.13.0+cu130", "NVIDIA GPU"),
+        ("cuda", "Instinct", "2.13.0+rocm7", "AMD GPU"),
+        ("cuda", "AMD Radeon", "2.13.0", "AMD GPU"),
+        ("mps", "mps", "2.13.0", "Apple GPU"),
+    ],
+)
+def test_the_accelerator_of_a_run_is_that_of_its_device(device: str, name: str, torch: str, accelerator: str) -> None:
+    """ROCm names its devices cuda."""
+    said = report(device={"device": device, "name": name}, backend="torch")
+    said["versions"]["torch"] = torch
+    assert (result_of(said)["accelerator"], result_of(said)["status"]) == (accelerator, "tested")
+    assert result_of(said, "Mine", emulated=True)["accelerator"] == "Mine"
+    assert result_of(said, "Mine", emulated=True)["status"] == "emulated"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"verdict": "works"}, "verdict: 'works' is none of conforms, partial"),
+        ({"verdict": None}, "verdict: None has the wrong type, or is missing; the file must be what `spikecore conf"),
+        ({"date": "today"}, "date: 'today' begins with no day such as 2026-11-23"),
+        ({"device": {"name": "A"}}, "device: {'name': 'A'} has no device"),
+        ({"results": [{"id": "bits/lif"}]}, "results: {'id': 'bits/lif'} has no tier, outcome, message, lacking"),
+    ],
+)
+def test_a_report_that_breaks_the_schema_is_refused(changes: Dict[str, Any], words: str) -> None:
+    """By key, value and what to write."""
+    with pytest.raises(ValueError, match=re.escape(words)):
+        result_of(report(**changes))
+
+
+def test_a_device_that_is_not_known_must_be_named() -> None:
+    """By the option that names it."""
+    with pytest.raises(ValueError, match=re.escape("device: 'npu' is of no known accelerator; name it: --accelerator")):
+        result_of(report(device={"device": "npu", "name": "N"}, backend="torch"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"status": "works"}, "status: 'works' is none; write one of tested, emulated, compiled, untested"),
+        ({"status": "tested"}, "device: is missing; a statement 'tested' needs it"),
+        ({"verdict": "conforms"}, "verdict: 'conforms' does not belong into a statement 'compiled'; leave it out"),
+        ({"by": "me"}, "by: 'me' has no meaning; keys are accelerator, backend, status"),
+        ({"date": "23.11.2026"}, "date: '23.11.2026' is no day; write it as 2026-11-23"),
+        ({"targets": "gfx942"}, "targets: 'gfx942' is not a list of texts; write ['gfx942']"),
+        ({"targets": []}, "targets: [] is not a list of texts"),
+        ({"compiler": " "}, "compiler: ' ' is not a text; write it in one line, not empty, without '|'"),
+        ({"summary": "a | b"}, "summary: 'a | b' is not a text"),
+        ({"backend": "Mine!"}, "backend: 'Mine!' is no name of a backend"),
+        ({"status": "tested", "device": "D", "verdict": "good"}, "verdict: 'good' is none that can be listed"),
+    ],
+)
+def test_a_statement_that_breaks_the_schema_is_refused(changes: Dict[str, Any], words: str) -> None:
+    """By key, value and what to write."""
+    statement = {**COMPILED, **changes}
+    if statement["status"] == "tested":
+        del statement["targets"], statement["compiler"]
+    with pytest.raises(ValueError, match=re.escape(words)):
+        accelerators.check(statement)
+
+
+def test_one_command_adds_a_file_of_each_kind(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A report, a statement, and what arithmetic costs; a wrong one is named, and nothing is written."""
+    numbers = json.loads((DOCS / "results" / "numbers" / "torch-cpu-amd-epyc.json").read_text(encoding="utf-8"))
+    run = report(backend="torch", device={"device": "npu", "name": "N"})
+    for name, contents in (("run", run), ("compiled", COMPILED), ("numbers", numbers), ("wrong", {"status": "new"})):
+        (folder.parent / f"{name}.json").write_text(json.dumps(contents), encoding="utf-8")
+    monkeypatch.chdir(folder.parent)
+    with pytest.raises(SystemExit, match=re.escape("nothing is kept: wrong.json: status: 'new' is none; write one of")):
+        TOOL["main"](["compiled.json", "wrong.json"], folder)
+    assert list(folder.iterdir()) == []
+    TOOL["main"](["run.json", "compiled.json", "numbers.json", "--accelerator", "Some NPU"], folder)
+    names = ("torch-npu-n-some-npu.json", "status/mine-some-gpu-compiled.json", "numbers/torch-cpu-amd-epyc.json")
+    assert capsys.readouterr().out.splitlines()[:3] == [f"wrote {folder / name}" for name in names]
+    assert [row.split(" | ")[0] for row in rows(folder)] == ["| Some GPU", "| Some NPU"]
+    assert "| `sqrt(a)` | 0.5 |" in (folder.parent / "conformance" / "torch.md").read_text(encoding="utf-8")

@@ -120,7 +120,7 @@ def file_name(statement: Row) -> str:
 
 
 def load(folder: Path) -> List[Dict[str, Any]]:
-    """The statements of a folder. Raises ``ValueError`` for a file that is none, or that has another name than its own."""
+    """The statements of a folder. Raises ``ValueError`` for a file that is none, or that has not its own name."""
     statements = []
     for path in sorted(folder.glob("*.json")):
         try:
@@ -134,11 +134,17 @@ def load(folder: Path) -> List[Dict[str, Any]]:
 
 def accelerator_of(report: Row) -> str:
     """The accelerator that a report of the suite is about. Raises ``ValueError`` for a device that is not known."""
-    device = str(report["device"]["device"]).partition(":")[0]
-    if device not in OF_DEVICE:
+    if not known(report):
+        device = report["device"]["device"]
         raise ValueError(f"device: {device!r} is of no known accelerator; name it: --accelerator 'NAME'")
+    return known(report)
+
+
+def known(report: Row) -> str:
+    """The accelerator of the device that a report or a result names, "" for another device."""
+    device = str(report["device"]["device"]).partition(":")[0]
     amd = "rocm" in report["versions"]["torch"] or report["device"]["name"].startswith("AMD")
-    return "AMD GPU" if device == "cuda" and amd else OF_DEVICE[device]
+    return "AMD GPU" if device == "cuda" and amd else OF_DEVICE.get(device, "")
 
 
 # -- the page
@@ -169,18 +175,15 @@ def _place(row: Tuple[str, str]) -> Tuple[int, str, int, str]:
 
 
 def _of_run(result: Row) -> str:
-    """What a run of the suite says."""
-    word = {"conforms": "tested", "partial": "tested in part"}.get(result["verdict"], result["verdict"])
-    if result["status"] == "emulated":
-        word = "on its emulator"
+    """Text of a run of the suite."""
     page = f"[whole suite](conformance/{result['backend']}.md)"
     summary = result["summary"].rstrip(".").replace("|", "/")
-    said = f"**{word}**: {page}, {result['device']['name']}, {day(result['date'])}: {summary}"
-    return f"{said}; with the device: `spikecore conformance {result['backend']}`" if word == "on its emulator" else said
+    command = _with_device(result["status"], f"spikecore conformance {result['backend']}")
+    return f"**{_word(result)}**: {page}, {result['device']['name']}, {day(result['date'])}: {summary}{command}"
 
 
 def _of_statement(statement: Row) -> str:
-    """What a statement says."""
+    """Text of a statement."""
     status, note = statement["status"], f" ({statement['note']})" if "note" in statement else ""
     summary = f": {statement['summary']}" if "summary" in statement else ""
     if status == "untested":
@@ -189,9 +192,20 @@ def _of_statement(statement: Row) -> str:
         again = f" and in every `{statement['repeated']}`" if "repeated" in statement else ""
         by = f"{', '.join(statement['targets'])}, by {statement['compiler']}, {day(statement['date'])}{again}"
         return f"**compiled, not run**: {by}{summary}; `{statement['command']}`{note}"
-    word = "on its emulator" if status == "emulated" else "tested" if statement["verdict"] == "conforms" else "tested in part"
-    said = f"**{word}**: {statement['device']}, {day(statement['date'])}: {statement['verdict']}{summary}{note}"
-    return f"{said}; with the device: `{statement['command']}`" if status == "emulated" else said
+    ran = f"{statement['device']}, {day(statement['date'])}: {statement['verdict']}{summary}{note}"
+    return f"**{_word(statement)}**: {ran}{_with_device(status, statement.get('command', ''))}"
+
+
+def _word(row: Row) -> str:
+    """Word for a verdict."""
+    if row["status"] == "emulated":
+        return "on its emulator"
+    return {"conforms": "tested", "partial": "tested in part"}.get(row["verdict"], str(row["verdict"]))
+
+
+def _with_device(status: str, command: str) -> str:
+    """The command that tests on the device what an emulator ran."""
+    return f"; with the device: `{command}`" if status == "emulated" else ""
 
 
 def day(text: str) -> str:
@@ -206,4 +220,3 @@ def put_into(page: str, lines: Sequence[str]) -> str:
     if not found:
         raise ValueError(f"accelerators.md has no table that begins with {FIRST!r}: put that line where it belongs")
     return f"{before}{chr(10).join(lines)}\n\n{rest.partition(chr(10) * 2)[2]}"
-
