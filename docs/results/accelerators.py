@@ -179,7 +179,8 @@ def _of_run(result: Row) -> str:
     page = f"[whole suite](conformance/{result['backend']}.md)"
     summary = result["summary"].rstrip(".").replace("|", "/")
     command = _with_device(result["status"], f"spikecore conformance {result['backend']}")
-    return f"**{_word(result)}**: {page}, {result['device']['name']}, {day(result['date'])}: {summary}{command}"
+    name = result["device"]["name"].replace("(R)", "")
+    return f"**{_word(result)}**: {page}, {name}, {day(result['date'])}: {summary}{command}"
 
 
 def _of_statement(statement: Row) -> str:

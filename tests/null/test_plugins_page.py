@@ -284,6 +284,17 @@ def test_a_statement_that_breaks_the_schema_is_refused(changes: Dict[str, Any], 
         accelerators.check(statement)
 
 
+def test_the_schema_on_the_page_is_the_one_that_is_checked() -> None:
+    """Keys, statuses that need them, and an example, in docs/results/README.md."""
+    page = (DOCS / "results" / "README.md").read_text(encoding="utf-8")
+    table = re.findall(r"^\| `(\w+)` \| ([^|]+) \|", page, re.MULTILINE)
+    assert [key for key, _ in table] == [*accelerators.KEYS]
+    for key, (needed, _) in accelerators.KEYS.items():
+        if needed and needed != accelerators.STATUSES and dict(table)[key][:3] != "all":
+            assert dict(table)[key] == ", ".join(needed)
+    accelerators.check(json.loads(page.split("```json")[1].split("```")[0]))
+
+
 def test_one_command_adds_a_file_of_each_kind(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
