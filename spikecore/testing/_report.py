@@ -32,7 +32,8 @@ class Report:
     #: Torch device, "" where the backend could not be used, and what it is called.
     device: str
     device_name: str
-    #: Versions: ``spikecore``, ``distribution`` (the backend's, with its version), ``torch``, ``python``, ``contract``.
+    #: Versions: ``spikecore``, ``distribution`` (the backend's, with its version), ``torch``, ``python``, ``contract``;
+    #: and ``by``, what really computes, where the backend says so.
     versions: Mapping[str, str]
     #: When the run began, in UTC, and how long it took in seconds.
     date: str
