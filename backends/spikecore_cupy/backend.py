@@ -43,6 +43,7 @@ class CupyBackend(KernelBackend):
     rows = True
     quick_split = True
     shortest_period = 1
+    feeds_gates = True
     sums_periods = True
 
     #: Class that compiles and launches a kernel.

@@ -2,7 +2,8 @@
 
 A thread owns a few neurons of a few rows of the batch: those whose sums its warp gets. They lie apart in memory, so the
 text names them by an object ``i``, to which tensors are added as to the index of the first of neighbouring neurons.
-Everything that is no product is written as in the other kernels, by the same writers.
+Everything that is no product is written as in the other kernels, by the same writers. Where outputs come back to several
+inputs, the gates, there are a drive, a sum and a cotangent for each.
 
 Forward keeps the drive ``x + r`` of every step, and the states before every chunk but the first. Backward computes the
 states again from these, without a product. What the adjoint is computed from is kept in shared memory. The states of a
@@ -33,7 +34,17 @@ class FeedbackWriter(Writer):
     header = HEADER
     shape: Shape
     printer: CudaPrinter
+    feedback: Feedback
     at_once = True
+
+    @property
+    def gates(self) -> Sequence[int]:
+        """The inputs that the outputs come back to."""
+        return self.feedback.inputs
+
+    def of_gates(self, name: str) -> List[str]:
+        """A name for each gate."""
+        return [name] if len(self.gates) == 1 else [f"{name}_{gate}" for gate in range(len(self.gates))]
 
     def beginning(self) -> str:
         return "Neurons i(neurons, exchange);" if self.shape.apart else "Neurons i(neurons);"
@@ -64,13 +75,13 @@ class FeedbackWriter(Writer):
         if argument.group in of_program:
             return argument.number >= of_program[argument.group]
         if argument.group == "checkpoints":
-            return argument.number == 0
+            return argument.number < len(self.gates)
         return super().is_stored(argument)
 
     def saved_at(self, name: str, chunk: str = "chunk") -> str:
         state = self.state(name)
-        # behind the drive
-        number = 1 + self.plan.saved.index(name)
+        # behind the drives
+        number = len(self.gates) + self.plan.saved.index(name)
         tensor = self.argument(f"{state}_saved", "pointer", "checkpoints", number)
         return f"{tensor} + ({chunk} - 1) * neurons + i"
 
@@ -148,12 +159,11 @@ class FeedbackForwardWriter(FeedbackWriter, ForwardWriter):
             starts += over_neurons([f"{gave}[j] = {self.value('before[j]')};"])
         else:
             starts += over_neurons([f"{gave}[j] = {self.printer.number(0.0)};"])
-        if self.feedback.bias:
-            bias = self.argument("biases", "pointer", "params", len(program.params) + 1)
-            starts.append(f"const Pack<{stored}, V> bias = column_values<V>({bias}, i);")
-            added = f" + {self.value('bias[j]')}"
-        else:
-            added = ""
+        biases = self.of_gates("bias") if self.feedback.bias else []
+        for gate, bias in enumerate(biases):
+            of_all = self.argument("biases", "pointer", "params", len(program.params) + 1)
+            of_gate = f"{of_all} + {gate * self.shape.width}" if gate else of_all
+            starts.append(f"const Pack<{stored}, V> {bias} = column_values<V>({of_gate}, i);")
         # nobody may write to the memory of a block that has not started
         starts.append("i.begin();")
         # the first output may be any number, where the others are spikes
@@ -161,21 +171,26 @@ class FeedbackForwardWriter(FeedbackWriter, ForwardWriter):
         later = range(1, parts_of(plan.dtype)) if some else ()
         if later:
             starts += self._parts_of_first(gave)
-        back = self._rounded(f"{'(back[j] + extra[j])' if later else 'back[j]'}{added}")
         starts += [f"if (i.works()) i.give(1, {gave});", "i.pass(1);", "i.wait(1);"]
         leaves = [input_leaf(name) for name in program.inputs]
         every = [self.each_step(f"{self.local[x]}s", "inputs", k) for k, x in enumerate(leaves)]
-        drive = over_neurons([self._drive(every[self.feedback.into], back)])
-        inner = [*self._saving(), *drive, *self._step_of(step, self._taken(every), gave)]
+        drives, sums = self.of_gates("drive"), [f"[{gate} * V + j]" if gate else "[j]" for gate in range(len(self.gates))]
+        texts = []
+        for gate, (number, drive, at) in enumerate(zip(self.gates, drives, sums)):
+            back = f"(back{at} + extra{at})" if later else f"back{at}"
+            back = self._rounded(f"{back} + {self.value(f'{biases[gate]}[j]')}" if biases else back)
+            texts.append(self._drive(drive, every[number], number, back))
+        inner = [*self._saving(), *over_neurons(texts), *self._step_of(step, self._taken(every), gave)]
         if later:
-            inner += over_neurons(["extra[j] = 0.0f;"])
+            inner += over_neurons([f"extra{at} = 0.0f;" for at in sums])
         inner.append(f"i.give(k, {gave});")
         # behind the use of what has arrived, whose place it takes
         after = [f"if (t + 2 < steps) begin_arrival({at('(t + 2)')}, {n}, k);" for n, at in enumerate(every)]
         if plan.checkpoints:
             # of `all`, a checkpoint of all steps has no stride
-            us = self.argument("drives", "pointer", "checkpoints", 0)
-            after.append(f"store({us} + t * neurons + i, drive);")
+            for gate, (drive, name) in enumerate(zip(drives, self.of_gates("drives"))):
+                us = self.argument(name, "pointer", "checkpoints", gate)
+                after.append(f"store({us} + t * neurons + i, {drive});")
         for k, (out, tensor) in enumerate(zip(self._outs, self._tensors)):
             after.append(f"store({self.all(tensor, 'outputs', k)}, {out});")
         for k, name in enumerate(map(self.state, self.plan.record)):
@@ -185,9 +200,9 @@ class FeedbackForwardWriter(FeedbackWriter, ForwardWriter):
             "if (t >= steps) continue;",
             # loaded before the product, so that the loads are under way while it is computed
             *([self.pack("earlier"), *over_neurons([self._loaded()])] if self.feedback.delays else ()),
-            "float back[V];",
+            f"float back[{self._sums}];",
             "i.product(1 - k, back);",
-            f"Pack<{stored}, V> drive;",
+            *(f"Pack<{stored}, V> {drive};" for drive in drives),
             *(self.pack(out, stored) for out in self._outs),
             *self.shared_step(inner, after, "k"),
         ]
@@ -214,18 +229,23 @@ class FeedbackForwardWriter(FeedbackWriter, ForwardWriter):
             "if (i.works()) i.give(buffer, rest);",
             "i.pass(buffer);",
             "i.wait(buffer);",
-            "float more[V];",
+            f"float more[{self._sums}];",
             "i.product(buffer, more);",
-            *over_neurons(["extra[j] += more[j];"]),
+            f"for (int n = 0; n < {self._sums}; ++n) extra[n] += more[n];",
         ]
         return [
             f"Pack<{self.real}, V> rest = {gave};",
-            "float extra[V] = {};",
+            f"float extra[{self._sums}] = {{}};",
             "#pragma unroll 1",
             f"for (int part = 1; part < {parts}; ++part) {{",
             *indented(each),
             "}",
         ]
+
+    @property
+    def _sums(self) -> str:
+        """The sums of a thread's neurons."""
+        return "V" if len(self.gates) == 1 else f"{len(self.gates)} * V"
 
     def _rounded(self, text: str) -> str:
         return text if self.stored == self.real else f"value(rounded<{self.stored}>({text}))"
@@ -239,7 +259,8 @@ class FeedbackForwardWriter(FeedbackWriter, ForwardWriter):
         places = {
             input_leaf(name): self._arrived(at, k) for k, (name, at) in enumerate(zip(self.program.inputs, every))
         }
-        places[input_leaf(self.program.inputs[self.feedback.into])] = self.value("drive[j]")
+        for number, drive in zip(self.gates, self.of_gates("drive")):
+            places[input_leaf(self.program.inputs[number])] = self.value(f"{drive}[j]")
         return places
 
     def _earlier(self, step: str) -> str:
@@ -253,10 +274,10 @@ class FeedbackForwardWriter(FeedbackWriter, ForwardWriter):
         zero = self.printer.number(0.0)
         return f"earlier[j] = lag[j] == {zero} ? {zero} : {self._earlier('t')};"
 
-    def _drive(self, at: At, back: str) -> str:
-        arrived = self._arrived(at, self.feedback.into)
+    def _drive(self, drive: str, at: At, number: int, back: str) -> str:
+        arrived = self._arrived(at, number)
         total = f"{arrived} + {back}" if "value(" in back else f"{arrived} + ({back})"
-        return f"drive.set(j, {total if self.stored == self.real else f'rounded<{self.stored}>({total})'});"
+        return f"{drive}.set(j, {total if self.stored == self.real else f'rounded<{self.stored}>({total})'});"
 
     def _saving(self) -> List[str]:
         """Stores of the states before a chunk."""
@@ -299,12 +320,12 @@ class FeedbackBackwardWriter(FeedbackWriter, BackwardWriter):
 
     def __init__(self, plan: BackwardPlan, shape: Shape) -> None:
         # what the base finds needs a form, whose width depends on the shape alone
-        super().__init__(plan, Form(shape.each, shape.length))
-        self.shape = shape._replace(value_parts=parts_of(plan.dtype))
         self.feedback = plan.spec.feedback or Feedback()
+        super().__init__(plan, Form(shape.each, shape.length))
+        self.shape = shape._replace(value_parts=parts_of(plan.dtype), gives=shape.gates)
         #: True if a neuron's values of all steps are added up: their sum over the batch is the gradient of the bias.
         #: Not where the weights leave no registers: 1024 neurons of three states took 6 % longer with it (H100).
-        self._totals = self.feedback.bias and not shape.apart
+        self._totals = self.feedback.bias and not shape.apart and len(self.gates) == 1
         #: Arrived value of a stream for neuron j.
         self._arrived: Dict[str, str] = {}
 
@@ -351,9 +372,10 @@ class FeedbackBackwardWriter(FeedbackWriter, BackwardWriter):
             following += self._states_ahead()
         body += self.arriving_first(first)
         # the last step gets nothing from a later one
-        body += [self.pack("gave"), *over_neurons(["gave[j] = 0.0f;"])]
-        body += ["i.begin();", "if (i.works()) i.give((steps - 1) & 1, gave);", PASSED]
-        lines = [*self._back_step(adjoint), "i.give(1 - t % 2, gave);"]
+        gave = self.of_gates("gave")
+        body += [*map(self.pack, gave), *over_neurons([f"{name}[j] = 0.0f;" for name in gave]), "i.begin();"]
+        body += [f"if (i.works()) {give}" for give in self._giving("(steps - 1) & 1")] + [PASSED]
+        lines = [*self._back_step(adjoint), *self._giving("1 - t % 2")]
         grads = [self._grad_input(self.program.inputs[index]) for index in self.plan.wanted]
         # while other blocks give their numbers
         after = [f"store({self.all(f'{grad}s', 'grad_inputs', k)}, {grad});" for k, grad in enumerate(grads)]
@@ -518,9 +540,15 @@ class FeedbackBackwardWriter(FeedbackWriter, BackwardWriter):
             numbers = [self.unique(f"{grad}_j") for grad in grads]
             inner.insert(0, f"{self.real} {', '.join(numbers)};")
             inner += [f"{grad}.set(j, rounded<{self.stored}>({number}));" for grad, number in zip(grads, numbers)]
-        back = self._grad_input(self.program.inputs[self.feedback.into])
-        inner.append(f"gave[j] = {self.value(f'{back}[j]')};")
+        for number, gave in zip(self.gates, self.of_gates("gave")):
+            back = self._grad_input(self.program.inputs[number])
+            inner.append(f"{gave}[j] = {self.value(f'{back}[j]')};")
         return over_neurons([*inner, *(["total[j] += gave[j];"] if self._totals else ())])
+
+    def _giving(self, buffer: str) -> List[str]:
+        """The lines that give the cotangents of the inputs that outputs come back to."""
+        gave = self.of_gates("gave")
+        return [f"i.give({buffer}, {name}{f', {gate}' if gate else ''});" for gate, name in enumerate(gave)]
 
     def _store_sums(self) -> List[str]:
         lines = []

@@ -57,6 +57,8 @@ class Shape(NamedTuple):
     length: int = 1
     kept: int = 0
     arriving: int = 0
+    gates: int = 1
+    gives: int = 1
 
     @property
     def blocks_tiles(self) -> int:
@@ -72,7 +74,7 @@ class Shape(NamedTuple):
     def fragments(self) -> int:
         """Words of the numbers that blocks give to one another, twice."""
         halves = min(2, self.value_parts) if self.apart else self.value_parts
-        return 2 * halves * self.tiles * self.blocks_tiles * self.cluster * 64
+        return 2 * self.gives * halves * self.tiles * self.blocks_tiles * self.cluster * 64
 
     @property
     def exchange(self) -> int:
@@ -82,12 +84,17 @@ class Shape(NamedTuple):
     @property
     def threads(self) -> int:
         """Threads of a block."""
-        return 32 * self.blocks_tiles * self.split
+        return 32 * self.blocks_tiles * self.warps
+
+    @property
+    def warps(self) -> int:
+        """Warps of 16 neurons."""
+        return self.split * self.gates
 
     @property
     def each(self) -> int:
         """Neurons of a thread, V in the text."""
-        return 2 * -(-2 * self.tiles // self.split)
+        return 2 * -(-2 * self.tiles // self.warps)
 
     @property
     def rows(self) -> int:
@@ -114,7 +121,7 @@ class Shape(NamedTuple):
         """Bytes of shared memory of a block."""
         groups = self.blocks_tiles
         fragments = self.fragments // 2 if self.apart else self.fragments
-        parts = self.split * groups * self.tiles * 128 if self.split > 1 else 0
+        parts = self.warps * groups * self.tiles * 128 if self.warps > 1 else 0
         workers = 2 * self.tiles // (self.each // 2)
         numbers = (self.length * self.kept + 2 * self.arriving) * self.each * 32 * groups * workers
         return 4 * (SIGNALS + OF_GROUPS * self.apart + fragments + parts + numbers)
@@ -130,18 +137,33 @@ def _fits(shape: Shape, room: int) -> bool:
 
 
 @lru_cache(maxsize=256)
-def shapes_of(width: int, dtype: torch.dtype, multiprocessors: int = MULTIPROCESSORS) -> Tuple[Shape, ...]:
+def shapes_of(
+    width: int, dtype: torch.dtype, multiprocessors: int = MULTIPROCESSORS, gates: int = 1
+) -> Tuple[Shape, ...]:
     """The layouts of a width whose registers hold the weights, that with most blocks first; none where it is too wide.
 
     All of them give the same bits, so that the batch changes no bit of a row. ``multiprocessors``: how many the GPU
-    has, which all blocks of a row need at once.
+    has, which all blocks of a row need at once. ``gates``: inputs that the outputs come back to.
     """
+    if gates > 1:
+        return _shapes_of_gates(width, parts_of(dtype), gates)
     parts, split = parts_of(dtype), 1 if width <= NARROW else 2
     sizes = [c for c in CLUSTERS if c == 1 or (split > 1 and width >= c * SMALL)]
     fitting = [shape for shape in (Shape(width, c, split, 1, parts) for c in sizes) if _fits(shape, PLENTY)]
     if not fitting:
         return tuple(shapes_apart(width, parts, multiprocessors))
     return tuple([shape for shape in fitting if shape.order == fitting[0].order])
+
+
+def _shapes_of_gates(width: int, parts: int, gates: int) -> Tuple[Shape, ...]:
+    """The layouts of a width of several gates: a warp has one gate of 16 neurons, or a half of its sum."""
+    for split in (2, 1):
+        sizes = [c for c in CLUSTERS if c == 1 or width >= 16 * c]
+        every = [Shape(width, c, split, 1, parts, gates=gates) for c in sizes]
+        fitting = [shape for shape in every if _fits(shape, PLENTY)]
+        if fitting:
+            return tuple([shape for shape in fitting if shape.order == fitting[0].order])
+    return ()
 
 
 def shapes_apart(width: int, parts: int, multiprocessors: int = MULTIPROCESSORS) -> List[Shape]:
@@ -190,13 +212,15 @@ def for_forward(program: Program, spec: Spec, shape: Shape) -> Shape:
     """A layout as forward has it: spikes are one part, and no step is kept."""
     output = program.outputs[spec.feedback.output if spec.feedback is not None else 0]
     parts = 1 if output.op == "spike" else shape.weight_parts
-    return shape._replace(value_parts=parts, length=1, kept=0, arriving=len(program.inputs))
+    # a neuron gives its output
+    return shape._replace(value_parts=parts, length=1, kept=0, arriving=len(program.inputs), gives=1)
 
 
 def most_of(program: Program, spec: Spec, shape: Shape) -> Shape:
     """A layout with the most that backward may keep in it, whatever gradients are asked for."""
     arriving = len(program.inputs) + len(program.outputs) + len(program.states)
-    return shape._replace(length=length_of(program, spec), kept=kept_of(program, spec), arriving=arriving)
+    length, kept = length_of(program, spec), kept_of(program, spec)
+    return shape._replace(length=length, kept=kept, arriving=arriving, gives=shape.gates)
 
 
 @lru_cache(maxsize=256)
@@ -206,7 +230,7 @@ def takes(program: Program, spec: Spec, width: int, multiprocessors: int = MULTI
     """
     if spec.compute != torch.float32 or program.normalised or program.seeds or width < 1:
         return False
-    shapes = shapes_of(width, spec.dtype, multiprocessors)
+    shapes = shapes_of(width, spec.dtype, multiprocessors, len(spec.drives))
     return bool(shapes) and most_of(program, spec, shapes[0]).memory <= MEMORY
 
 

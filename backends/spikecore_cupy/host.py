@@ -198,7 +198,7 @@ extern "C" void launch(const unsigned count, const Arguments* arguments, const u
         memset(memories[block], 0xff, Neurons::MEMORY);
         pthread_barrier_init(&whole_block[block], 0, Neurons::BLOCK_THREADS);
         for (int k = 0; k < Neurons::BLOCK_THREADS / 32; ++k) pthread_barrier_init(&warps[block][k].all, 0, 32);
-        for (int k = 0; k < Neurons::MT; ++k) pthread_barrier_init(&warps[block][k].some, 0, 32 * Neurons::KS);
+        for (int k = 0; k < Neurons::MT; ++k) pthread_barrier_init(&warps[block][k].some, 0, 32 * Neurons::KG);
     }}
     for (unsigned k = 0; k < all; ++k) pthread_create(started + k, 0, all_clusters, (void*)(size_t)k);
     for (unsigned k = 0; k < all; ++k) pthread_join(started[k], 0);

@@ -342,7 +342,7 @@ class Launcher:
 
 def shapes_for(plan: Plan, width: int, multiprocessors: int = MULTIPROCESSORS) -> Sequence[Shape]:
     """Possible layouts of the kernels of a plan for rows of so many neurons, the layout with most blocks first."""
-    shapes = shapes_of(width, plan.dtype, multiprocessors)
+    shapes = shapes_of(width, plan.dtype, multiprocessors, len(plan.spec.drives))
     if not shapes:
         raise BackendError(
             f"a feedback of {width} neurons does not fit the registers of this GPU; choose backend='torch'"
@@ -374,7 +374,7 @@ class FeedbackLauncher:
         """Launch on these tensors; gives the parameters' gradients in parts."""
         steps, neurons, channels = geometry[:3]
         params, x = groups[self._params], groups[0][0]
-        width, device = params[len(self.plan.program.params)].shape[0], x.get_device()
+        width, device = params[len(self.plan.program.params)].shape[1], x.get_device()
         printed = self._printed(width, neurons // width, device)
         shape = printed.shape
         blocks = -(-(neurons // width) // shape.rows) * shape.cluster

@@ -31,15 +31,20 @@ struct alignas(16) Four {
 // The sizes of a kernel, and where a thread is in them. WIDTH neurons in a row; SPLIT warps share 16 neurons: each adds up
 // a part of the numbers that come to them. Weights have WP parts, and the numbers that are multiplied by them VP.
 // LENGTH steps of a chunk keep KEPT numbers of each neuron in shared memory; of ARRIVING tensors numbers of two steps
-// are there or on their way.
-template <int WIDTH, int CLUSTER, int SPLIT, int TILES, int WP, int VP, int LENGTH, int KEPT, int ARRIVING>
+// are there or on their way. The matrix has GATES times WIDTH rows, and SPLIT warps for each gate of 16 neurons. A neuron
+// gives GIVES numbers: its output forward, where each gate is a sum, and its gates' cotangents backward, of which all
+// warps have parts of one sum.
+template <
+    int WIDTH, int CLUSTER, int SPLIT, int TILES, int WP, int VP, int LENGTH, int KEPT, int ARRIVING, int GATES, int GIVES>
 struct Layer {
     static constexpr int H = WIDTH, C = CLUSTER, KS = SPLIT, NT = TILES;
+    // Warps of 16 neurons, the sums of a neuron, and the warps of a sum.
+    static constexpr int KG = KS * GATES, SUMS = GATES / GIVES, SHARING = KG / SUMS;
     // KT groups of 16 neurons have a place; a warp multiplies NK of those that there are, whatever the cluster.
     static constexpr int MT = (H + 16 * C - 1) / (16 * C), KT = MT * C, NK = ((H + 15) / 16 + KS - 1) / KS;
-    static constexpr int BLOCK_THREADS = 32 * MT * KS, ROWS = 8 * NT;
+    static constexpr int BLOCK_THREADS = 32 * MT * KG, ROWS = 8 * NT;
     // A unit is two rows of the batch of one neuron in each thread; a thread has MINE of the 2 * NT of its 16 neurons.
-    static constexpr int UNITS = 2 * NT, MINE = (UNITS + KS - 1) / KS, V = 2 * MINE, WORKERS = UNITS / MINE;
+    static constexpr int UNITS = 2 * NT, MINE = (UNITS + KG - 1) / KG, V = 2 * MINE, WORKERS = UNITS / MINE;
     // Products of parts of a weight and of a number: what both are small in is below the last bit.
     static constexpr int SMALL = WP + VP > 4 ? WP + VP - 4 : 0, PRODUCTS = WP * VP - SMALL * (SMALL + 1) / 2;
     static constexpr int HOLDERS = 32 * MT * WORKERS;
@@ -53,8 +58,8 @@ struct Layer {
     // There a number that has parts is whole, a float, and split where it is multiplied: those are less words to take.
     static constexpr bool WHOLE = APART && VP > 1;
     static constexpr int HALVES = WHOLE ? 2 : VP;
-    static constexpr int FRAGMENTS = 2 * HALVES * NT * KT * 64, EXCHANGE = FRAGMENTS + (C + 31) / 32 * 32;
-    static constexpr int SHARED = APART ? FRAGMENTS / 2 : FRAGMENTS, PARTS = KS > 1 ? KS * MT * NT * 128 : 0;
+    static constexpr int FRAGMENTS = 2 * GIVES * HALVES * NT * KT * 64, EXCHANGE = FRAGMENTS + (C + 31) / 32 * 32;
+    static constexpr int SHARED = APART ? FRAGMENTS / 2 : FRAGMENTS, PARTS = KG > 1 ? KG * MT * NT * 128 : 0;
     // What a block gives lies together, in the place of its rank: GIVEN words.
     static constexpr int GIVEN = FRAGMENTS / 2 / C;
     // Before them, two signals, of two words each, and those of groups.
@@ -79,7 +84,7 @@ struct Layer {
     unsigned* exchange;
 
     __device__ __forceinline__ explicit Layer(long long neurons, unsigned* all = nullptr) {
-        lane = threadIdx.x % 32, warp = threadIdx.x / 32, mt = warp / KS, ks = warp % KS;
+        lane = threadIdx.x % 32, warp = threadIdx.x / 32, mt = warp / KG, ks = warp % KG;
         block = blockIdx.x, rank = C > 1 && !APART ? cluster_rank() : 0;
         if (APART) {
             unsigned& number = *reinterpret_cast<unsigned*>(block_memory());
@@ -203,22 +208,27 @@ struct Layer {
         if (APART && threadIdx.x < GROUPS) fetched_wait(signal_of(threadIdx.x), (phases - 1) & 1);
         if (C > 1 && !APART) cluster_wait();
     }
-    // Where in a buffer the part q of the numbers of group k of 16 neurons and of group n of 8 rows begins.
-    static __device__ constexpr int place(int k, int q, int n) {
-        return ((k / MT * VP + q) * NT + n) * MT * 64 + k % MT * 64;
+    // Where in a buffer the part q of number g of group k of 16 neurons and of group n of 8 rows begins.
+    static __device__ constexpr int place(int k, int g, int q, int n) {
+        return (((k / MT * GIVES + g) * VP + q) * NT + n) * MT * 64 + k % MT * 64;
     }
     // The same of whole numbers: four of a lane lie together.
     static __device__ constexpr int place_of_whole(int k, int n) {
         return (k / MT * NT + n) * MT * 128 + k % MT * 128;
     }
 
-    // The weights of this thread: what number k adds to sum m is at k * numbers + m * sums.
+    // The gate of this warp, and which of the warps of its sum it is.
+    __device__ __forceinline__ int gate() const { return ks / KS; }
+    __device__ __forceinline__ int part() const { return ks % KS; }
+
+    // The weights of this thread: what number k adds to sum m is at k * numbers + m * sums, of each gate.
     template <typename S> __device__ __forceinline__ void take_weights(const S* from, int numbers, int sums) {
+        from += gate() * H * H;
         #pragma unroll
         for (int i = 0; i < NK; ++i) {
             #pragma unroll
             for (int a = 0; a < 4; ++a) {
-                const int m = m0 + lane / 4 + 8 * (a & 1), k = (ks * NK + i) * 16 + lane % 4 * 2 + 8 * (a >> 1);
+                const int m = m0 + lane / 4 + 8 * (a & 1), k = (part() * NK + i) * 16 + lane % 4 * 2 + 8 * (a >> 1);
                 float x = m < H && k < H ? value(from[k * numbers + m * sums]) : 0.0f;
                 float y = m < H && k + 1 < H ? value(from[(k + 1) * numbers + m * sums]) : 0.0f;
                 #pragma unroll
@@ -231,13 +241,14 @@ struct Layer {
         }
     }
 
-    // What comes to this thread's neurons from the numbers in one of the two buffers. For all threads of a block.
-    __device__ __forceinline__ void product(int buffer, float (&sum)[V]) const {
+    // What comes to this thread's neurons from the numbers in one of the two buffers: sum n of neuron j at n * V + j. For
+    // all threads of a block.
+    __device__ __forceinline__ void product(int buffer, float (&sum)[SUMS * V]) const {
         float c[CHAINS][NT][4] = {};
         const unsigned* given = (APART ? staged() : fragments() + buffer * (FRAGMENTS / 2)) + (WHOLE ? 4 : 2) * lane;
         #pragma unroll
         for (int i = 0; i < NK; ++i) {
-            const int k = ks * NK + i < GIVING * MT ? ks * NK + i : 0;  // beyond, weights are 0
+            const int k = part() * NK + i < GIVING * MT ? part() * NK + i : 0;  // beyond, weights are 0
             if (APART && (i == 0 || k % (MT * GROUP) == 0)) fetched_wait(signal_of(k / (MT * GROUP)), (phases - 1) & 1);
             #pragma unroll
             for (int n = 0; n < NT; ++n) {
@@ -246,7 +257,7 @@ struct Layer {
                 #pragma unroll
                 for (int q = 0; q < VP; ++q) {
                     const Operand b =
-                        WHOLE ? four.part() : *reinterpret_cast<const Operand*>(given + place(k, q, n));
+                        WHOLE ? four.part() : *reinterpret_cast<const Operand*>(given + place(k, GIVES > 1 ? gate() : 0, q, n));
                     #pragma unroll
                     for (int p = 0; p < WP; ++p)
                         if (p + q < 3) multiply(c[(i * PRODUCTS + q * WP - q * (q - 1) / 2 + p) % CHAINS][n], w[i][p], b);
@@ -262,30 +273,30 @@ struct Layer {
                 if (CHAINS == 4) all[n][e] += c[CHAINS - 2][n][e] + c[CHAINS - 1][n][e];
             }
         }
-        if (KS == 1) {
+        if (KG == 1) {
             #pragma unroll
             for (int j = 0; j < V; ++j) sum[j] = all[j / 4][j % 4];
             return;
         }
-        float* part = parts() + mt * KS * NT * 128 + lane;
+        float* part = parts() + mt * KG * NT * 128 + lane;
         #pragma unroll
         for (int n = 0; n < NT; ++n) {
             #pragma unroll
             for (int e = 0; e < 4; ++e) part[((ks * NT + n) * 4 + e) * 32] = all[n][e];
         }
-        warps_wait(mt, 32 * KS);
+        warps_wait(mt, 32 * KG);
         #pragma unroll
-        for (int j = 0; j < V; ++j) sum[j] = 0.0f;
+        for (int j = 0; j < SUMS * V; ++j) sum[j] = 0.0f;
         if (!works()) return;
         #pragma unroll
-        for (int q = 0; q < KS; ++q) {
+        for (int q = 0; q < KG; ++q) {
             #pragma unroll
-            for (int j = 0; j < V; ++j) sum[j] += part[(q * NT * 4 + 2 * unit + j) * 32];
+            for (int j = 0; j < V; ++j) sum[q / SHARING * V + j] += part[(q * NT * 4 + 2 * unit + j) * 32];
         }
     }
 
-    // Put the numbers of this thread's neurons in one of the two buffers, from where `pass` takes them.
-    template <typename R> __device__ __forceinline__ void give(int buffer, const Pack<R, V>& numbers) const {
+    // Put the numbers of this thread's neurons, number g of each, in one of the two buffers, from where `pass` takes them.
+    template <typename R> __device__ __forceinline__ void give(int buffer, const Pack<R, V>& numbers, int g = 0) const {
         #pragma unroll
         for (int l = 0; l < MINE; ++l) {
             const int half = (unit + l) % 2, tile = (unit + l) / 2;
@@ -302,7 +313,7 @@ struct Layer {
                 const float p = first_bits(a), r = first_bits(b);
                 a -= p, b -= r;
                 const unsigned word = transposed(pair_of(p, r));
-                fragments()[buffer * (FRAGMENTS / 2) + place(rank * MT + mt, q, tile) + 2 * lane + half] = word;
+                fragments()[buffer * (FRAGMENTS / 2) + place(rank * MT + mt, g, q, tile) + 2 * lane + half] = word;
             }
         }
     }

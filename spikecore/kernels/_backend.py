@@ -41,6 +41,8 @@ class KernelBackend(Backend):
     #: geometry of such a call has ``rows``. All tensors of all steps then have strides of their own, those that are
     #: filled, too: ``stride(0)`` from step to step and ``stride(rows[1])`` from row to row.
     rows: bool = False
+    #: True if a launch of :meth:`feeds_back` takes outputs that come back to several inputs through one matrix.
+    feeds_gates: bool = False
     #: The shortest period of inputs that broadcast which launches read (``plan.broadcast``, ``geometry.period``), 1 or
     #: more; 0 where such inputs are copied for them, with a number for each neuron.
     shortest_period: int = 0
@@ -90,14 +92,16 @@ class KernelBackend(Backend):
         ``spec.dtype``, and their launches differ in this:
 
         - the weight ``[width, width]`` stands behind the parameters, and in a forward launch the bias if there is one.
-          Column ``j`` is what neuron ``j`` gives to each neuron.
+          Column ``j`` is what neuron ``j`` gives to each neuron. With :attr:`feeds_gates` and k numbers in
+          ``feedback.inputs`` it is ``[k * width, width]``, the bias ``[k * width]``, with the rows of each input in
+          this order.
         - forward: with ``plan.has_initial_state`` the last output before the call stands behind the states; without,
-          it is 0. The final states are the program's. With ``plan.checkpoints`` the first of the group of that name is
-          ``[T, *N]``, to be filled with the inputs of the program, ``x[t] + r[t]``; behind it stand those of
-          ``plan.saved``, where :meth:`chunk_of` is not 0 for a spec with feedback.
-        - backward: ``inputs`` are these; of the checkpoints the first is None. ``grad_outputs`` is there always, with a
+          it is 0. The final states are the program's. With ``plan.checkpoints`` the first of the group of that name, one for
+          each of ``feedback.inputs``, are ``[T, *N]``, to be filled with these inputs of the program,
+          ``x[t] + r[t]``; behind them stand those of ``plan.saved``, where :meth:`chunk_of` is not 0 for a spec with feedback.
+        - backward: ``inputs`` are these; of the checkpoints those of inputs are None. ``grad_outputs`` is there always, with a
           stride of 0 where none arrives, and to it comes what goes back through the weight. ``grad_state`` is of the
-          program's. With ``feedback.bias`` a launch may give, behind the parts of the parameters' gradients, the sum of
+          program's. With ``feedback.bias`` and one input a launch may give, behind the parts of the parameters' gradients, the sum of
           ``x[t] + r[t]``'s gradient over the steps, ``[*N]`` of arithmetic: otherwise torch adds it up for the bias.
         - with ``feedback.detach`` there is no backward launch with feedback, and ``plan.saved`` is empty: backward is
           that of a call without feedback, whose input is ``x[t] + r[t]``.

@@ -83,17 +83,19 @@ class FeedbackLaunch:
         (feedback,), ((weight, bias),) = fed.feedbacks, fed.matrices
         x = inputs[feedback.into]
         outputs = memory.outputs(fed, x, kernels.n_outputs)
+        us = fed.drives.new(x, shape) if save else x
         final = [x.new_empty(shape[1:], dtype=compute) for _ in range(kernels.n_final)]
         trace = [x.new_empty(shape, dtype=compute) for _ in fed.call.record]
-        to_save = [torch.empty_like(x)] if save else []
+        to_save: List[Tensor] = []
         if save and chunk and not feedback.detach:
             states = saved_states(kernels.program, kernels.spec, fed.call.has_initial_state)
-            to_save += [x.new_empty(((shape[0] - 1) // chunk, *shape[1:]), dtype=compute) for _ in states]
+            to_save = [x.new_empty(((shape[0] - 1) // chunk, *shape[1:]), dtype=compute) for _ in states]
         biases = () if bias is None else (bias.contiguous(),)
         params = (*fed.params, weight.contiguous(), *biases, *self._lags(fed))
         state = (*fed.state, *fed.firsts) if fed.call.has_initial_state else ()
-        launch(geometry, inputs, state, params, outputs, final, trace, to_save)
-        return outputs, final, trace, to_save
+        drives = fed.drives.parts(us) if save else ()
+        launch(geometry, inputs, state, params, outputs, final, trace, (*drives, *to_save))
+        return outputs, final, trace, [us, *to_save] if save else []
 
     def backward(self, fed: FeedbackCall, saved: Sequence[Tensor], cotangents: Cotangents) -> Gradients:
         """All steps, from the last to the first; ``saved`` is what :meth:`forward` saved."""
@@ -114,7 +116,9 @@ class FeedbackLaunch:
         final = cotangents.final if any(grad is not None for grad in cotangents.final) else ()
         ends = [new(step, dtype=compute).zero_() if g is None else g.contiguous() for g in final]
         traces = [_steps(g) for g in cotangents.trace if g is not None]
-        gus = [torch.empty_like(us, memory_format=torch.contiguous_format) if wants else None for wants in needs_inputs]
+        us, gu = us.contiguous(), fed.drives.new(us, fed.shape)
+        others = [wants and k not in fed.drives.numbers for k, wants in enumerate(needs_inputs)]
+        gus = fed.with_drives([new(fed.shape) if wants else None for wants in others], gu)
         to_state = [new(step, dtype=compute) for _ in range(kernels.n_states)] if cotangents.state else []
         params = (*fed.params, fed.weight.contiguous(), *self._lags(fed))
         filled: List[Any] = [*to_state]
@@ -122,13 +126,14 @@ class FeedbackLaunch:
             absent = [] if to_state else [None] * kernels.n_states
             filled += [*absent, new((fed.delays.rows, *step), dtype=compute).zero_()]
         sums = launch(
-            geometry, fed.with_drives(fed.inputs, us.contiguous()), fed.state, params, (None, *checkpoints),
+            geometry, fed.with_drives(fed.inputs, us), fed.state, params,
+            (*[None] * len(fed.drives.numbers), *checkpoints),
             [grad for grad in grads if grad is not None], ends, traces,
-            [gu for gu in gus if gu is not None], filled,
+            [grad for grad in gus if grad is not None], filled,
         )  # fmt: skip
         each = iter(sums if sums is not None else ())
         sums_of = [next(each) if wants else None for wants in cotangents.learn]
-        return gus[fed.feedbacks[0].into], gus, to_state, sums_of, next(each, None)  # type: ignore[return-value]  # there
+        return gu, gus, to_state, sums_of, next(each, None)  # type: ignore[return-value]  # there
 
     def _lags(self, fed: FeedbackCall) -> Tuple[Tensor, ...]:
         """Delays as numbers of arithmetic, and behind them how many steps may still come back."""

@@ -63,8 +63,8 @@ class FedKernels(Kernels):
     def way(self, weight: Tensor) -> Union[FeedbackSteps, FeedbackLaunch]:
         """All steps of a call with this weight by one launch, or a launch for each."""
         spec = self.feedback_spec
-        is_one = weight.dtype == spec.dtype and len(self.feedbacks) == len(self.drives) == 1
-        whole = is_one and self.backend.feeds_back(self.program, spec, weight.shape[0])
+        takes = len(self.feedbacks) == 1 and (len(self.drives) == 1 or self.backend.feeds_gates)
+        whole = takes and weight.dtype == spec.dtype and self.backend.feeds_back(self.program, spec, weight.shape[1])
         return self.launches if whole else self.steps
 
     def detached(self, steps: int) -> Kernels:
