@@ -87,6 +87,11 @@ class FeedbackCall(NamedTuple):
         return self.matrices[0][0]
 
     @property
+    def is_stacked(self) -> bool:
+        """True if one feedback goes to several inputs, whose drives lie one behind the other."""
+        return len(self.feedbacks) == 1 and not self.drives.side_by_side
+
+    @property
     def first(self) -> Any:
         """The first of the outputs before the first step; None at rest."""
         return self.firsts[0] if self.firsts else None
