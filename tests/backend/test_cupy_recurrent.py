@@ -96,6 +96,13 @@ LAYOUTS = [
     ((10, 2, 1), 17, 21, 2),
 ]
 
+GATED = [
+    ("SpikingLSTM", (1, 1, 1), 5, 19, 2),
+    ("SpikingGRU", (2, 1, 2), 20, 4, 17),
+    ("SpikingLSTM", (2, 2, 2), 33, 3, 9),
+    ("SpikingLSTM", (8, 1, 1), 130, 3, 1),
+]
+
 
 @pytest.mark.parametrize(("layout", "width", "steps", "batch"), LAYOUTS, ids=str)
 def test_every_layout_gives_the_loop(
@@ -106,6 +113,31 @@ def test_every_layout_gives_the_loop(
     monkeypatch.setattr(launcher, "shapes_of", lambda *_: (shape,))
     net = layer(sc.ALIF(learn=("threshold",), backend="torch"), width)
     compare(host, net, drawn(steps, batch, width) * 2, ("v", "a"))
+
+
+@pytest.mark.parametrize(("kind", "layout", "width", "steps", "batch"), GATED, ids=str)
+def test_gates_take_one_launch(
+    host: str, monkeypatch: pytest.MonkeyPatch, kind: str, layout: Any, width: int, steps: int, batch: int
+) -> None:
+    """Outputs that come back to three or four inputs, as spikes and as numbers: the bits of the reference's loop."""
+    net = getattr(sc.layers, kind)(width, width)
+    gates = net.recurrent.linear.out_features // width
+    monkeypatch.setattr(launcher, "shapes_of", lambda *_: (Shape(width, *layout, parts_of(torch.float32), gates=gates),))
+    with torch.no_grad():
+        for k, value in enumerate(net.parameters()):
+            value.copy_((drawn(*value.shape, seed=k) * 3).round() / 8)
+    outputs, gradients = [], []
+    for backend in ("torch", host):
+        sc.set_backend(net, backend)
+        x = ((drawn(steps, batch, width) * 8).round() / 8).requires_grad_()
+        out, *_ = y if isinstance(y := net(x), tuple) else (y,)
+        assert net.recurrent.looped == ""
+        outputs.append(out.detach())
+        gradients.append(torch.autograd.grad(out, [x, *net.parameters()], drawn(*out.shape)))
+    assert torch.equal(*outputs)
+    assert outputs[0].count_nonzero()
+    for mine, its in zip(*gradients):
+        assert (mine - its).double().norm() <= 1e-6 * its.double().norm()
 
 
 def test_the_output_before_the_first_step_may_be_any_number(host: str) -> None:
@@ -135,8 +167,8 @@ def plans(neuron: Any, dtype: torch.dtype, full: bool) -> Tuple[ForwardPlan, Bac
     spec = Spec(dtype, None, kinds, own, final=full, feedback=Feedback())
     states = program.states if full else ()
     backward = BackwardPlan(
-        program, spec, has_initial_state=True, outputs=(True,), trace=states, final=full,
-        inputs=(True,), state=full, learn=own,
+        program, spec, has_initial_state=True, outputs=(True,) * len(program.outputs), trace=states, final=full,
+        inputs=(True,) * len(program.inputs), state=full, learn=own,
     )  # fmt: skip
     return ForwardPlan(program, spec, states, True, full, True), backward
 
@@ -174,7 +206,7 @@ def test_what_takes_a_launch_for_each_step() -> None:
 
 def log_of(plan: Any, width: int, which: int) -> str:
     """The assembler's log of a kernel for an H100."""
-    found = shapes_of(width, plan.dtype)[which]
+    found = shapes_of(width, plan.dtype, gates=len(plan.spec.drives))[which]
     shape = found._replace(length=length_of(plan.program, plan.spec))
     source, _ = print_feedback(plan, shape)
     return built(source.text, "-arch=sm_90", "--ptxas-options=-v")[1]
@@ -188,6 +220,21 @@ def test_every_neuron_compiles(model: str, dtype: torch.dtype) -> None:
     for plan in plans(getattr(sc, model)(), dtype, True):
         assert "error" not in log_of(plan, 40, 0)
     assert kept_of(plan.program, plan.spec) < 24
+
+
+@pytest.mark.usefixtures("nvrtc")
+@pytest.mark.parametrize("kind", ["SpikingLSTM", "SpikingGRU", "SLSTM"])
+@pytest.mark.parametrize("dtype", SHORT, ids=str)
+def test_every_gated_layer_compiles(kind: str, dtype: torch.dtype) -> None:
+    """The widest that its registers hold does not spill; a wider one takes a launch for each step."""
+    layer = getattr(sc.layers, kind)(8, 8).recurrent
+    program, numbers = layer.neuron.program, [layer.neuron.inputs.index(name) for name in layer.into]
+    widest = {torch.float32: 256, torch.float16: 256, torch.bfloat16: 384}[dtype]
+    for plan in plans(layer.neuron, dtype, False):
+        feedback = Feedback(into=numbers[0], further=tuple(numbers[1:]))
+        plan = replace(plan, spec=replace(plan.spec, feedback=feedback))
+        assert "error" not in log_of(plan, widest, 0)
+        assert not shapes_of(16 * widest, dtype, gates=len(numbers))
 
 
 # -- names
