@@ -2,8 +2,8 @@
 
 A thread owns a few neurons of a few rows of the batch: those whose sums its warp gets. They lie apart in memory, so the
 text names them by an object ``i``, to which tensors are added as to the index of the first of neighbouring neurons.
-Everything that is no product is written as in the other kernels, by the same writers. Where outputs come back to several
-inputs, the gates, there are a drive, a sum and a cotangent for each.
+Everything that is no product is written as in the other kernels, by the same writers. Where outputs come back to
+several inputs, the gates, there are a drive, a sum and a cotangent for each.
 
 Forward keeps the drive ``x + r`` of every step, and the states before every chunk but the first. Backward computes the
 states again from these, without a product. What the adjoint is computed from is kept in shared memory. The states of a
@@ -174,7 +174,8 @@ class FeedbackForwardWriter(FeedbackWriter, ForwardWriter):
         starts += [f"if (i.works()) i.give(1, {gave});", "i.pass(1);", "i.wait(1);"]
         leaves = [input_leaf(name) for name in program.inputs]
         every = [self.each_step(f"{self.local[x]}s", "inputs", k) for k, x in enumerate(leaves)]
-        drives, sums = self.of_gates("drive"), [f"[{gate} * V + j]" if gate else "[j]" for gate in range(len(self.gates))]
+        drives = self.of_gates("drive")
+        sums = [f"[{gate} * V + j]" if gate else "[j]" for gate in range(len(drives))]
         texts = []
         for gate, (number, drive, at) in enumerate(zip(self.gates, drives, sums)):
             back = f"(back{at} + extra{at})" if later else f"back{at}"

@@ -96,13 +96,15 @@ class KernelBackend(Backend):
           ``feedback.inputs`` it is ``[k * width, width]``, the bias ``[k * width]``, with the rows of each input in
           this order.
         - forward: with ``plan.has_initial_state`` the last output before the call stands behind the states; without,
-          it is 0. The final states are the program's. With ``plan.checkpoints`` the first of the group of that name, one for
-          each of ``feedback.inputs``, are ``[T, *N]``, to be filled with these inputs of the program,
-          ``x[t] + r[t]``; behind them stand those of ``plan.saved``, where :meth:`chunk_of` is not 0 for a spec with feedback.
-        - backward: ``inputs`` are these; of the checkpoints those of inputs are None. ``grad_outputs`` is there always, with a
-          stride of 0 where none arrives, and to it comes what goes back through the weight. ``grad_state`` is of the
-          program's. With ``feedback.bias`` and one input a launch may give, behind the parts of the parameters' gradients, the sum of
-          ``x[t] + r[t]``'s gradient over the steps, ``[*N]`` of arithmetic: otherwise torch adds it up for the bias.
+          it is 0. The final states are the program's. With ``plan.checkpoints`` the first of the group of that name,
+          one for each of ``feedback.inputs``, are ``[T, *N]``, to be filled with these inputs of the program,
+          ``x[t] + r[t]``; behind them stand those of ``plan.saved``, where :meth:`chunk_of` is not 0 for a spec with
+          feedback.
+        - backward: ``inputs`` are these; of the checkpoints those of inputs are None. ``grad_outputs`` is there always,
+          with a stride of 0 where none arrives, and to it comes what goes back through the weight. ``grad_state`` is of
+          the program's. With ``feedback.bias`` and one input a launch may give, behind the parts of the parameters'
+          gradients, the sum of ``x[t] + r[t]``'s gradient over the steps, ``[*N]`` of arithmetic: otherwise torch adds
+          it up for the bias.
         - with ``feedback.detach`` there is no backward launch with feedback, and ``plan.saved`` is empty: backward is
           that of a call without feedback, whose input is ``x[t] + r[t]``.
         - with ``feedback.delays`` the delays stand behind weight and bias: ``[width + 1]`` of arithmetic, one for each

@@ -133,7 +133,7 @@ class FeedbackLaunch:
         )  # fmt: skip
         each = iter(sums if sums is not None else ())
         sums_of = [next(each) if wants else None for wants in cotangents.learn]
-        return gu, gus, to_state, sums_of, next(each, None)  # type: ignore[return-value]  # there
+        return gu, gus, to_state, sums_of, next(each, None)
 
     def _lags(self, fed: FeedbackCall) -> Tuple[Tensor, ...]:
         """Delays as numbers of arithmetic, and behind them how many steps may still come back."""

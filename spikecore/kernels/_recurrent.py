@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from spikecore._base.running import BoundCall, unpacked
-from spikecore.backend import MAX_STATIC_STEPS, ParamValue, Runner, Spec, Tensors
+from spikecore.backend import MAX_STATIC_STEPS, Feedback, ParamValue, Runner, Spec, Tensors
 from spikecore.context import no_autocast
 from spikecore.dtypes import compute_dtype
 from spikecore.kernels._autograd import KernelCall, apply
@@ -404,7 +404,8 @@ def _of_weight(gu: Tensor, fed: FeedbackCall, number: int, out: Optional[Tensor]
     if stacked and len(before) <= FEW_ROWS:
         # one launch for all inputs
         later = gu[:, 1:].flatten(1, -2).transpose(1, 2)
-        return torch.bmm(later, before.expand(len(gu), *before.shape), out=total.view(len(gu), width, width)).view_as(total)
+        before = before.expand(len(gu), *before.shape)
+        return torch.bmm(later, before, out=total.view(len(gu), width, width)).view_as(total)
     for drive, part in fed.pairs(number, gu, total):
         every = _as(dtype, drive.flatten(0, -2))
         later = every[batch:]

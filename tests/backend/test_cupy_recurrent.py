@@ -122,7 +122,9 @@ def test_gates_take_one_launch(
     """Outputs that come back to three or four inputs, as spikes and as numbers: the bits of the reference's loop."""
     net = getattr(sc.layers, kind)(width, width)
     gates = net.recurrent.linear.out_features // width
-    monkeypatch.setattr(launcher, "shapes_of", lambda *_: (Shape(width, *layout, parts_of(torch.float32), gates=gates),))
+    monkeypatch.setattr(
+        launcher, "shapes_of", lambda *_: (Shape(width, *layout, parts_of(torch.float32), gates=gates),)
+    )
     with torch.no_grad():
         for k, value in enumerate(net.parameters()):
             value.copy_((drawn(*value.shape, seed=k) * 3).round() / 8)
@@ -228,7 +230,7 @@ def test_every_neuron_compiles(model: str, dtype: torch.dtype) -> None:
 def test_every_gated_layer_compiles(kind: str, dtype: torch.dtype) -> None:
     """The widest that its registers hold does not spill; a wider one takes a launch for each step."""
     layer = getattr(sc.layers, kind)(8, 8).recurrent
-    program, numbers = layer.neuron.program, [layer.neuron.inputs.index(name) for name in layer.into]
+    numbers = [layer.neuron.inputs.index(name) for name in layer.into]
     widest = {torch.float32: 256, torch.float16: 256, torch.bfloat16: 384}[dtype]
     for plan in plans(layer.neuron, dtype, False):
         feedback = Feedback(into=numbers[0], further=tuple(numbers[1:]))
