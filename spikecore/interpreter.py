@@ -21,6 +21,7 @@ from spikecore.backend import Feedback, ParamValue, Runner, Spec, Tensors, one_s
 from spikecore.context import is_autocast, is_plain
 from spikecore.lang import Node, Program, loop_invariant, topological
 from spikecore.lang.eager import TORCH, Functions, StraightLine, number, operands
+from spikecore.scan import is_any_length, scan
 
 #: Operations whose result is new memory, and whose derivative does not read it.
 FRESH = ("add", "sub", "mul", "div", "neg", "where", "select")
@@ -82,9 +83,12 @@ class Interpreter:
         fixed, initial = values[: self.n_fixed], values[self.n_fixed :]
         # initial values may be 0-d or per channel; from here on every state has the shape of one step
         states = list(state) if state is not None else [value.expand(shape) for value in initial]
+        if is_any_length(x):
+            return self._scanned(wide, states, fixed, record)
         outputs: List[List[Tensor]] = [[] for _ in range(self.n_outputs)]
         trace: Dict[str, List[Tensor]] = {name: [] for name in record}
-        for xs in zip(*(value.unbind(0) for value in wide)):
+        # without steps, unbind would have no results, which a saved program cannot have
+        for xs in zip(*(value.unbind(0) for value in wide)) if x.shape[0] else ():
             results = self.step([*xs, *states, *fixed], like)
             following = results[self.n_outputs :]
             states = [v.expand(shape) if shared else full(v, shape) for v, shared in zip(following, self.shared)]
@@ -101,6 +105,21 @@ class Interpreter:
             else None,
             tuple(_stack(trace[name], x).to(self.compute) for name in record),
         )
+
+    def _scanned(
+        self, inputs: Sequence[Tensor], states: Sequence[Tensor], fixed: Sequence[Tensor], record: Tuple[str, ...]
+    ) -> Tuple[Tensors, Optional[Tensors], Tensors]:
+        """The steps as one operation of an exported program."""
+        n, traced = self.n_outputs, [self.states.index(name) for name in record]
+
+        def step(carry: Sequence[Tensor], xs: Sequence[Tensor], constants: Sequence[Tensor]) -> Any:
+            shape = xs[0].shape
+            results = [full(value, shape) for value in self.step([*xs, *carry, *constants], xs[0])]
+            following = results[n:]
+            return following, (*[value.to(self.dtype) for value in results[:n]], *[following[i] for i in traced])
+
+        final, rows = scan(step, states, inputs, fixed)
+        return rows[:n], final if self.final else None, rows[n:]
 
 
 class FixedValues:

@@ -28,6 +28,7 @@ from spikecore.core.noted import NotedCall, signature
 from spikecore.core.observe import Results
 from spikecore.dtypes import compute_dtype
 from spikecore.lang.transform import Transform
+from spikecore.scan import is_any_length
 
 
 def call(
@@ -236,7 +237,9 @@ def arguments(
 
 
 def _fixed(x: Tensor) -> Optional[int]:
-    """The number of steps of an input; None where there are too many for a kernel of their own."""
+    """The number of steps of an input; None where there are too many for a kernel of their own, or any number."""
+    if is_any_length(x):
+        return None
     # index: torch.compile, which may take T for a variable, is to fix it here
     return operator.index(x.shape[0]) if x.shape[0] <= MAX_STATIC_STEPS else None
 

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from spikecore.context import EAGER, world
+from spikecore.context import EAGER, is_exporting, world
+from spikecore.scan import is_any_length
 
 #: Convolutions over this many dimensions and one more: that of time.
 _OVER_TIME = (F.conv1d, F.conv2d, F.conv3d)
@@ -104,22 +105,24 @@ def all_steps(of: Delayed, x: Tensor, past: Optional[Tensor]) -> Tensor:
         return of.product(x)
     if of.is_of_inputs:
         return of.product(_picked(of, x, past) if of.sigma is None else _blurred(of, x, past))
-    if not of.places and of.sigma is None and x.numel() // x.shape[-1] <= of.longest + 1:
+    if not of.places and of.sigma is None and _are_few(of, x):
         return _looked_up(of, x, past)
     return _time_first(of.over_time(_joined(of.longest, of.places, x, past)), x, of.places)
 
 
 def following(longest: int, x: Tensor, past: Optional[Tensor]) -> Tensor:
     """The past of the step behind ``x``."""
-    if x.shape[0] >= longest:
+    if not is_any_length(x) and x.shape[0] >= longest:
         return x[x.shape[0] - longest :].movedim(0, -1).clone(memory_format=torch.contiguous_format)
     before = x.new_zeros(*x.shape[1:], longest) if past is None else past
+    if is_any_length(x):
+        return torch.cat([before, x.movedim(0, -1)], -1)[..., x.shape[0] :].clone(memory_format=torch.contiguous_format)
     return torch.cat([before[..., x.shape[0] :], x.movedim(0, -1)], -1)
 
 
 def one_by_one(of: Delayed, x: Tensor, past: Optional[Tensor]) -> Callable[[Tensor], Tensor]:
     """From the input of a step to its output, called for one step after the other of ``x``."""
-    looks_up = of.sigma is None and x[:1].numel() // max(x.shape[-1], 1) <= of.longest + 1
+    looks_up = of.sigma is None and _are_few(of, x[:1])
     if not (x.shape[0] == 1 or (looks_up and not torch.is_grad_enabled())):
         return _Sending(of, past)
 
@@ -192,6 +195,12 @@ def _time_first(y: Tensor, like: Tensor, places: int) -> Tensor:
     """``[N, O, T, *S]`` as ``[T, ..., O, *S]``, the steps of ``like``; contiguous, since neurons copy other ones."""
     y = y.movedim(2, 0)
     return y.reshape(*like.shape[: -1 - places], *y.shape[2:]).contiguous()
+
+
+def _are_few(of: Delayed, x: Tensor) -> bool:
+    """True for few samples and steps, of which torch.export knows the numbers."""
+    rows: Any = x.numel() // max(x.shape[-1], 1)
+    return not (is_exporting() and isinstance(rows, torch.SymInt)) and rows <= of.longest + 1
 
 
 def _looked_up(of: Delayed, x: Tensor, past: Optional[Tensor]) -> Tensor:

@@ -7,6 +7,7 @@ from typing import Any, Callable, Collection, Dict, List, Mapping, NamedTuple, O
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from spikecore.backend import Tensors, Unsupported
 from spikecore.context import COMPILED, EAGER, autocast_dtype, is_compiling, world
@@ -22,6 +23,7 @@ from spikecore.layers.delay import PAST
 from spikecore.layers.feedback import Into, check_one_step
 from spikecore.layers.lags import following, one_by_one, whole
 from spikecore.neurons._feedback import Looped, Matrix, fed_back, recalled, under_autocast
+from spikecore.scan import is_any_length, scan
 from spikecore.words import a_kind
 
 __all__ = ["FEEDBACK", "Recurrent"]
@@ -440,6 +442,8 @@ class Recurrent(Stateful):
     ) -> Tuple[Tensors, State, Dict[str, Tensor]]:
         """One step after the other."""
         x, back = inputs[ways[0].into[0]], self._back_names(ways)
+        if is_any_length(x):
+            return self._scanned(inputs, start, record, ways)
         inner: Optional[Dict[str, Tensor]] = None
         last: Dict[int, Tensor] = {}
         pasts: Dict[int, Tensor] = {}
@@ -485,6 +489,31 @@ class Recurrent(Stateful):
             {name: torch.stack(steps) for name, steps in traces.items()},
         )
 
+    def _scanned(
+        self, inputs: Tensors, start: Optional[Tensors], record: Tuple[str, ...], ways: Sequence[Way]
+    ) -> Tuple[Tensors, State, Dict[str, Tensor]]:
+        """The steps as one operation of an exported program."""
+        names, count = self._state_names(), len(self.neuron.program.outputs)
+        x = inputs[ways[0].into[0]]
+        if start is None:
+            # the state of no steps
+            none = vectors.regrouped(self.neuron, tuple([value[:0] for value in inputs]))
+            shapes = [
+                (*x.shape[1:], longest) if longest else x.shape[1:] for _, longest in self._back_names(ways).values()
+            ]
+            start = (*self.neuron.run(*none)[1].values(), *[x.new_zeros(shape) for shape in shapes])
+        tensors = {**dict(self.named_parameters()), **dict(self.named_buffers())}
+        one = _OneStep(self, record, ways)
+
+        def step(carry: Sequence[Tensor], now: Sequence[Tensor], constants: Sequence[Tensor]) -> Any:
+            values = {f"layer.{name}": value for name, value in zip(tensors, constants)}
+            outputs, state, trace = functional_call(one, values, ([value.unsqueeze(0) for value in now], carry))
+            rows = [*outputs, *[trace[name] for name in record]]
+            return [state[name] for name in names], [value.squeeze(0) for value in rows]
+
+        last, rows = scan(step, start, inputs, tuple(tensors.values()))
+        return rows[:count], dict(zip(names, last)), dict(zip(record, rows[count:]))
+
     def extra_repr(self) -> str:
         """Settings, and how the steps of the last call outside torch.compile were computed."""
         names = ("repeat", "fused", "into", "output", "given")
@@ -500,6 +529,18 @@ class Recurrent(Stateful):
 def _alone(outputs: Sequence[Tensor]) -> Any:
     """A single output itself, several as a tuple."""
     return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+
+class _OneStep(nn.Module):
+    """One step of a :class:`Recurrent`, as a module whose parameters :func:`torch.func.functional_call` replaces."""
+
+    def __init__(self, layer: Recurrent, record: Tuple[str, ...], ways: Sequence[Way]) -> None:
+        super().__init__()
+        self.layer, self.record, self.ways = layer, record, ways
+
+    def forward(self, inputs: Tensors, state: Tensors) -> Tuple[Tensors, State, Dict[str, Tensor]]:
+        """Outputs, next states by name and recorded values for inputs ``[1, *N]``."""
+        return self.layer._loop(inputs, state, self.record, self.ways)
 
 
 def _listed(linear: Any) -> Sequence[Feedback]:

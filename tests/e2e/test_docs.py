@@ -62,6 +62,8 @@ def test_the_python_blocks_of_a_page_run_in_order(page: Path, tmp_path: Path) ->
     # torch.func.jvp makes torch load rules that it compiles with its own torch.jit.script
     for kind in ("DeprecationWarning", "FutureWarning"):  # the second from torch 2.14 on
         old += ["-W", f"ignore:`torch.jit.script` is deprecated:{kind}"]
+    # and torch.onnx.export of a scan those of methods
+    old += ["-W", "ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"]
     # torch.onnx.export copies trees of torch's own, which warn of themselves
     old += ["-W", "ignore:`isinstance(treespec, LeafSpec)` is deprecated:FutureWarning"]
     done = warm.run("-W", "error", *old, program, cwd=tmp_path, env=environment)

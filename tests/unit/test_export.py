@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import spikecore as sc
+from spikecore import scan
 
 if not hasattr(getattr(torch, "compiler", None), "is_exporting"):
     pytest.skip("torch says that it exports from 2.7 on", allow_module_level=True)
@@ -142,12 +143,117 @@ def test_a_carried_state_is_refused() -> None:
     assert torch.equal(program.module()(x), want)
 
 
+# -- any number of steps
+
+
+def delayed(backend: str) -> nn.Module:
+    """A delay, and one in a feedback."""
+    fed_back = sc.Recurrent(sc.LIF(backend=backend), sc.Delay(nn.Linear(5, 5), 3, learn=()))
+    return nn.Sequential(sc.Delay(nn.Linear(6, 5), 2, learn=()), sc.LIF(backend=backend), fed_back)
+
+
+def gated(backend: str) -> nn.Module:
+    """Four inputs that outputs come back to."""
+    layer = sc.layers.SpikingLSTM(6, 5)
+    sc.set_backend(layer, backend)
+    return nn.Sequential(layer)
+
+
+#: Networks of any number of steps, the shape of a step, and how many layers of neurons they have.
+ANY = {name: (*NETWORKS[name], 2) for name in NETWORKS if name != "a loop"}
+ANY.update({"delayed": (delayed, (6,), 2), "gated": (gated, (6,), 1)})
+#: Numbers of steps and samples of calls of one file.
+SIZES = ((1, 2), (2, 3), (40, 1))
+
+
+def any_length(name: str) -> Tuple[nn.Module, Any]:
+    """A network that fires, and it as a program of any steps and samples."""
+    if not hasattr(torch.ops.higher_order, "scan"):
+        pytest.skip("this torch has no scan")
+    torch.manual_seed(0)
+    build, shape, _ = ANY[name]
+    net = build("torch").eval()
+    for module in net.modules():
+        if isinstance(module, (nn.Linear, nn.Conv2d)):
+            module.weight.data.mul_(3)
+            module.bias.data.add_(0.7)
+        elif isinstance(module, nn.BatchNorm2d):
+            module.weight.data.fill_(1.6)
+    sizes = {0: torch.export.Dim("steps", min=2), 1: torch.export.Dim("batch")}
+    return net, torch.export.export(net, (torch.randn(T, B, *shape),), dynamic_shapes=(sizes,))
+
+
+def compare(name: str, net: nn.Module, run: Callable[[Tensor], Tensor], tolerance: float) -> None:
+    """Calls of all sizes by a program, and by the network."""
+    for steps, batch in SIZES:
+        x = torch.randn(steps, batch, *ANY[name][1]) * 3
+        with torch.no_grad():
+            want = net(x)
+        torch.testing.assert_close(run(x), want, rtol=0, atol=tolerance)
+    assert want.count_nonzero()
+
+
+@pytest.mark.parametrize("name", ANY)
+def test_one_file_takes_any_number_of_steps(name: str, tmp_path: Path) -> None:
+    """Each layer of neurons is one scan, with the bits of the network."""
+    net, program = any_length(name)
+    targets = [str(node.target) for node in program.graph.nodes if node.op == "call_function"]
+    assert targets.count("scan") == ANY[name][2]
+    torch.export.save(program, tmp_path / "net.pt2")
+    compare(name, net, torch.export.load(tmp_path / "net.pt2").module(), 0)
+
+
+class Chunk(nn.Module):
+    """States as inputs and outputs, with a record."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.lif = nn.Linear(6, 5), sc.ALIF()
+        self.layer = sc.Recurrent(sc.LIF(), nn.Linear(5, 5))
+
+    def forward(self, x: Tensor, state: Dict[str, Tensor], fed: Dict[str, Tensor]) -> Any:
+        """Spikes, states and the potential."""
+        spikes, state, trace = self.lif.run(self.linear(x), state=state, record=("v",))
+        out, fed = self.layer.run(spikes, state=fed)
+        return out, state, fed, trace["v"]
+
+
+def test_chunks_of_any_size_go_on_from_their_states() -> None:
+    """Chunks of 60, 13 and 1 steps by one program are the whole sequence, bit for bit."""
+    torch.manual_seed(0)
+    net, x = Chunk().eval(), torch.randn(74, B, 6) * 12
+    state = {name: torch.zeros(B, 5) for name in net.lif.states}
+    fed = {name: torch.zeros(B, 5) for name in (*net.layer.neuron.states, "feedback")}
+    if not hasattr(torch.ops.higher_order, "scan"):
+        pytest.skip("this torch has no scan")
+    sizes = ({0: torch.export.Dim("steps", min=2)}, {name: {} for name in state}, {name: {} for name in fed})
+    program = torch.export.export(net, (x, state, fed), dynamic_shapes=sizes).module()
+    want, rows = net(x, state, fed), []
+    for chunk in x.split([60, 13, 1]):
+        out, state, fed, trace = program(chunk, state, fed)
+        rows.append((out, trace))
+    outs, traces = map(torch.cat, zip(*rows))
+    assert torch.equal(outs, want[0])
+    assert torch.equal(traces, want[3])
+    assert 0 < want[0].mean() < 1
+    for states, expected in ((state, want[1]), (fed, want[2])):
+        assert all(torch.equal(states[name], value) for name, value in expected.items())
+
+
+def test_a_torch_without_scan_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error says what to do instead."""
+    monkeypatch.setattr(scan, "operator", lambda: None)
+    with pytest.raises(sc.backend.Unsupported, match="leave dimension 0 out of dynamic_shapes"):
+        any_length("dense")
+
+
 def onnx_session(net: nn.Module, x: Tensor, shapes: Any, path: Path) -> Any:
     """A network in onnxruntime, by torch.onnx.export."""
     pytest.importorskip("onnx", reason="onnx, which is in the extra onnx, is not installed")
     pytest.importorskip("onnxscript", reason="onnxscript, which is in the extra onnx, is not installed")
     onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime, which is in the extra onnx, is not installed")
-    torch.onnx.export(net, (x,), str(path), dynamo=True, verbose=False, dynamic_shapes=shapes)
+    args = (x,) if isinstance(net, nn.Module) else ()
+    torch.onnx.export(net, args, str(path), dynamo=True, verbose=False, dynamic_shapes=shapes)
     return onnxruntime.InferenceSession(str(path))
 
 
@@ -164,3 +270,13 @@ def test_onnxruntime_gives_the_same_spikes(name: str, backend: str, tmp_path: Pa
     if shapes is not None:
         (one,) = session.run(None, {given.name: x[:, :1].numpy()})
         torch.testing.assert_close(torch.from_numpy(one), want[:, :1], rtol=0, atol=0 if name != "recurrent" else 1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["convolutional", "gated"])
+def test_one_onnx_file_takes_any_number_of_steps(name: str, tmp_path: Path) -> None:
+    """Each layer of neurons is one node Scan."""
+    net, program = any_length(name)
+    session = onnx_session(program, torch.empty(0), None, tmp_path / "net.onnx")
+    (given,) = session.get_inputs()
+    compare(name, net, lambda x: torch.from_numpy(session.run(None, {given.name: x.numpy()})[0]), 1e-6)
