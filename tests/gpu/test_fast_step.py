@@ -20,6 +20,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:fast=True. channels_last is left out"),
     # the compiler's advice, once in a process
     pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores"),
+    pytest.mark.filterwarnings(r"ignore:\s*Online softmax is disabled"),
 ]
 OPTIMIZERS = {
     "SGD": functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=1e-3),
