@@ -42,7 +42,7 @@ class CupyBackend(KernelBackend):
     capabilities = CAPABILITIES
     rows = True
     quick_split = True
-    shortest_period = 1
+    reads_periods = True
     feeds_gates = True
     sums_periods = True
 

@@ -100,10 +100,11 @@ def execute(
             _leave_graph(reason)
             return _leaving[reason](neuron, inputs, state, record, final, single, False)
     dispatch: Dispatch = settled
+    as_they_are = mode is EAGER and all(a.dtype is b.dtype for a, b in zip(inputs, timed))
     constants: Tensors = ()
     # no comparison with an unknown T, which torch.compile would fix
     if (repeat or len(timed) > 1) and shape[0] != 1 and any(x.shape[0] == 1 for x in timed):
-        dispatch, timed, constants = _repeated(neuron, settled, timed, shape[0], mode)
+        dispatch, timed, constants = _repeated(neuron, settled, timed, shape, mode)
     whole = timed if len(timed) == 1 else (timed[0].expand(shape), *timed[1:])
     start = checked_state(neuron, state, whole[0], named)
     program_record = vectors.recorded(neuron, record)
@@ -117,7 +118,6 @@ def execute(
         timed = checks.expanded(timed, shape)
     steps = tuple([x.squeeze(0) for x in timed]) if single else timed
     # noted where inputs need no more than another shape
-    as_they_are = mode is EAGER and all(a.dtype is b.dtype for a, b in zip(inputs, timed))
     if as_they_are and not (record or neuron.vectors):
         noted = NotedCall(runner, args.named, args.values, neuron, single=single)
         noted.note_shapes(inputs, inputs if single else as_steps, steps, dispatch.front)
@@ -154,25 +154,22 @@ def with_values(start: Tensors, values: Collection[str], x: Tensor) -> Tensors:
 
 
 def _repeated(
-    neuron: Any, settled: Dispatch, inputs: Tensors, steps: int, mode: str
+    neuron: Any, settled: Dispatch, inputs: Tensors, shape: Sequence[int], mode: str
 ) -> Tuple[Dispatch, Tensors, Tensors]:
-    """Dispatch of a call of so many steps some of whose inputs are the same at every step, ``[1, ...]``, the inputs
-    over time, and those inputs that are parameters of its program: all such that it reads, where the backend has such
+    """Dispatch of a call of this shape some of whose inputs are the same at every step, ``[1, ...]``, the inputs of
+    its program over time, and those that are its parameters: all such that it reads, where the backend has such
     parameters and their gradients.
     """
     once = [k for k, x in enumerate(inputs) if x.shape[0] == 1]
-    timed = [x.expand(steps, *x.shape[1:]) for x in inputs]
+    timed = [x.expand(shape[0], *x.shape[1:]) for x in inputs]
     learnt = torch.is_grad_enabled() and any(inputs[k].requires_grad for k in once)
     if not settled.repeats(inputs[0].device.type, learnt, settled.stamp, mode is TRANSFORMED):
         return settled, tuple(timed), ()
     how = (tuple([neuron.inputs[k] for k in once]),)
     dispatch = settled.by_name[settled.by_fields("repeated", how, settled.stamp)]
-    read = [k for k in once if dispatch.front[k]]
-    # no step reads it: one that lies as kernels read it stands there
-    other = next((x for x in inputs if x.shape[0] != 1), timed[0]).detach()
-    for k in read:
-        timed[k] = other
-    return dispatch, tuple(timed), tuple([inputs[k].squeeze(0) for k in read])
+    left = [x for x, name in zip(timed, dispatch.front) if not name] or [timed[0].detach()]  # which no step reads
+    left = [left[0].expand(shape)] if len(left) == 1 else left
+    return dispatch, tuple(left), tuple([inputs[k].squeeze(0) for k in once if dispatch.front[k]])
 
 
 #: Reason why a call leaves the graph of torch.compile -> :func:`call`, disabled for the compiler with this reason.

@@ -50,14 +50,14 @@ class NotedCall:
         single: bool = False,
     ) -> None:
         self.runner, self.at, self.single = runner, at, single
-        #: For each input its shape with all dimensions and that of the runner's; none where inputs stay as they are.
-        self._shapes: Sequence[Tuple[Sequence[int], Sequence[int]]] = ()
+        #: For each input of the runner which one it is of the call, its shape with all dimensions and that of the
+        #: runner's; none where inputs stay as they are.
+        self._shapes: Sequence[Tuple[int, Sequence[int], Sequence[int]]] = ()
         #: Those ``[T]`` beside inputs of more numbers, which a bound call takes as they are.
         self._alone: Sequence[int] = ()
-        #: Inputs that are parameters of the program, the shapes of a step of these, and the one in their place.
+        #: Inputs that are parameters of the program, and the shapes of a step of these.
         self._constant: Sequence[int] = ()
         self._of_step: Sequence[Tuple[int, ...]] = ()
-        self._other = 0
         #: Bound call; None if the runner itself takes the call.
         self.call: Optional[BoundCall] = None
         self.tensors = tuple(
@@ -95,12 +95,13 @@ class NotedCall:
         that it is, "" for none.
         """
         self._constant = [k for k, name in enumerate(front) if name]
-        self._other = next((k for k in range(len(inputs)) if k not in self._constant), 0)
-        shapes = [((*x.shape, *[1] * (y.ndim - x.ndim)), y.shape) for x, y in zip(inputs, steps)]
-        self._of_step = [shapes[k][0][1:] for k in self._constant]
-        self._shapes = shapes if any(x.shape != y.shape for x, y in zip(given, steps)) else ()
+        left = [k for k in range(len(inputs)) if k not in self._constant] or [0]
+        whole = [(*x.shape, *[1] * (steps[0].ndim - x.ndim)) for x in inputs]
+        self._of_step = [whole[k][1:] for k in self._constant]
+        if self._constant or any(given[k].shape != y.shape for k, y in zip(left, steps)):
+            self._shapes = [(k, whole[k], y.shape) for k, y in zip(left, steps)]
         most = max([y.numel() for y in steps])
-        self._alone = [k for k, x in enumerate(given) if x.shape == shapes[k][0][:1] and x.numel() < most]
+        self._alone = [k for k in left if given[k].shape == whole[k][:1] and given[k].numel() < most]
 
     def arranged(self, inputs: Sequence[Tensor], bound: bool = False) -> Tuple[Tensors, Tensors]:
         """Inputs of the noted shapes, and those that are parameters. ``bound``: for a bound call, which takes an input
@@ -109,14 +110,13 @@ class NotedCall:
         if not self._shapes:
             return tuple(inputs), ()
         bound = bound or self.call is not None
-        steps = list(inputs)
-        for k, (own, shape) in enumerate(self._shapes):
+        steps = []
+        for k, own, shape in self._shapes:
+            x = inputs[k]
             # [T] is taken as it is where the runner's shape is [T, 1, ...]
-            as_it_is = own == shape and (inputs[k].shape == shape or (bound and k in self._alone))
-            if not as_it_is and (k == self._other or k not in self._constant):
-                steps[k] = inputs[k].view(own).expand(shape)
-        for k in self._constant:
-            steps[k] = steps[self._other].detach()
+            as_it_is = own == shape and (x.shape == shape or (bound and k in self._alone))
+            x = x if as_it_is else x.view(own).expand(shape)
+            steps.append(x.detach() if k in self._constant else x)
         if bound:
             return tuple(steps), tuple([inputs[k] for k in self._constant])
         return tuple(steps), tuple([inputs[k].view(shape) for k, shape in zip(self._constant, self._of_step)])

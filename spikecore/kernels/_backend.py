@@ -43,9 +43,9 @@ class KernelBackend(Backend):
     rows: bool = False
     #: True if a launch of :meth:`feeds_back` takes outputs that come back to several inputs through one matrix.
     feeds_gates: bool = False
-    #: The shortest period of inputs that broadcast which launches read (``plan.broadcast``, ``geometry.period``), 1 or
-    #: more; 0 where such inputs are copied for them, with a number for each neuron.
-    shortest_period: int = 0
+    #: True if launches read inputs that broadcast where they lie (``plan.broadcast``, ``geometry.period``); else these
+    #: are copied for them, with a number for each neuron.
+    reads_periods: bool = False
     #: True if backward launches sum the gradients of such inputs (``plan.summed``); torch does it where they do not.
     sums_periods: bool = False
     #: True if launches take inputs, and fill gradients of inputs, that lie side by side (``plan.side_by_side``,

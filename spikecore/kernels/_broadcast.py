@@ -50,7 +50,6 @@ class BroadcastInputs:
     """The inputs of calls of one signature, ``[T, ...]`` each, of which some broadcast."""
 
     def __init__(self, inputs: Sequence[Tensor], kernels: Kernels) -> None:
-        shortest = kernels.backend.shortest_period
         self.whole = whole_shape(inputs)
         inputs = [with_dims(x, len(self.whole)) for x in inputs]
         #: The first input that does not broadcast, whose layout is that of the call.
@@ -59,13 +58,11 @@ class BroadcastInputs:
         self.unread = [k for k, x in enumerate(inputs) if x.shape != self.whole and not kernels.read[k]]
         self.layout, self.steps, self.dtype = kernels.layout(inputs[self.lead]), self.whole[0], kernels.spec.dtype
         self.order = self.layout.order or tuple(range(len(self.layout.shape)))
-        forms = [self._form(x, bool(shortest) and k not in self.unread) for k, x in enumerate(inputs)]
-        #: The numbers of a period, the same for all inputs: the longest, repeated until it is long enough.
+        reads = kernels.backend.reads_periods
+        forms = [self._form(x, reads and k not in self.unread) for k, x in enumerate(inputs)]
+        #: The numbers of a period, the same for all inputs: the longest, which a shorter one is repeated for.
         self.period = max([form.numbers for form in forms if form.kind == PERIOD], default=0)
-        neurons = prod(self.layout.shape)
-        if self.period:
-            self.period = _repeated(self.period, neurons, shortest)
-        if self.period == neurons:  # as many numbers as all neurons have
+        if self.period == prod(self.layout.shape):  # as many numbers as all neurons have
             self.period, forms = 0, [f._replace(kind=FULL, lies=False) if f.kind == PERIOD else f for f in forms]
         self.forms = [
             form._replace(as_is=form.lies and (form.kind != PERIOD or form.numbers == self.period)) for form in forms
@@ -135,9 +132,3 @@ class BroadcastInputs:
         sums = parts.view(self.steps, *[1] * (len(self.order) - len(dense)), *dense)
         back = sums.permute(0, *[1 + self.order.index(d) for d in range(len(self.order))])
         return back.sum_to_size(shape).reshape(own)
-
-
-def _repeated(period: int, neurons: int, shortest: int) -> int:
-    """The shortest multiple of a period that is long enough, and of which there is a whole number."""
-    rows = neurons // period
-    return next((period * k for k in range(1, rows) if not rows % k and period * k >= shortest), neurons)

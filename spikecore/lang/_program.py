@@ -643,7 +643,8 @@ def _before_numbers(program: Program, names: Tuple[str, ...]) -> Tuple[str, ...]
 #
 # A kernel reads such a parameter once, before the first step, and adds up its gradient over time in registers: forward
 # reads 1 / T of a word where it read one, backward writes 1 / T where it wrote one. The arithmetic of a step stays the
-# same, bit for bit. The program keeps the input, which no line reads: a call has its steps, dtype and device from it.
+# same, bit for bit. Where every input is one, the program keeps the first, which no line reads: a call has its steps,
+# dtype and device from it.
 
 
 @lru_cache(maxsize=256)
@@ -659,4 +660,5 @@ def repeated(program: Program, inputs: Collection[str]) -> Derived:
     nodes = {Node("input", (), name): Node("param", (), ours) for name, ours in zip(program.inputs, constants)}
     names = tuple(ours if name in read and name in inputs else "" for name, ours in zip(program.inputs, constants))
     nodes = {node: param for node, param in nodes.items() if param.attr in names}
-    return Derived(changed(program, nodes, params=(*filter(None, names), *program.params)), front=names)
+    left = tuple([name for name, param in zip(program.inputs, names) if not param]) or program.inputs[:1]
+    return Derived(changed(program, nodes, inputs=left, params=(*filter(None, names), *program.params)), front=names)

@@ -179,7 +179,7 @@ class Periods(Loop):
     """Reads inputs that broadcast where they lie, and sums their gradients."""
 
     name = "periods"
-    shortest_period = 2
+    reads_periods = True
     sums_periods = True
 
 

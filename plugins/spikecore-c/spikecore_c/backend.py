@@ -26,7 +26,7 @@ class CBackend(KernelBackend):
 
     name = "c"
     capabilities = CAPABILITIES
-    shortest_period = 1
+    reads_periods = True
     sums_periods = True
 
     def forward(self, plan: ForwardPlan) -> Forward:

@@ -15,7 +15,7 @@ from spikecore_numba.launches import Backward, Forward
 from spikecore_numba.normalising import Correction, Statistics
 from spikecore_numba.packing import Packer
 from spikecore_numba.source import print_kernel
-from spikecore_numba.writer import BLOCK, SHORTEST_PERIOD
+from spikecore_numba.writer import BLOCK
 
 #: Neurons that are fed back within a kernel, at most.
 WIDEST_FEEDBACK = BLOCK
@@ -30,7 +30,7 @@ class NumbaBackend(KernelBackend):
 
     name = "numba"
     capabilities = CAPABILITIES
-    shortest_period = SHORTEST_PERIOD
+    reads_periods = True
     sums_periods = True
     side_by_side = True
 

@@ -80,7 +80,7 @@ def _type(argument: Argument, dtype: torch.dtype, compute: torch.dtype) -> str:
         return "*uint8"
     if argument.group == DOUBLES:
         return "*float64"
-    if argument.kind in ("pointer", "history"):
+    if argument.kind in ("pointer", "history", "period"):
         return "*" + _IN_MEMORY[dtype if argument.group in STORED else compute]
     return _IN_MEMORY[compute] if argument.kind == "number" else "int64"
 

@@ -87,7 +87,7 @@ class Forward:
         kernel, scratch_bytes = self.kernel, self._bytes
         steps, neurons = geometry[:2]
         width, work_size = blocks_of(self.plan, geometry, groups)
-        further = period_of(geometry)
+        further, periods = period_of(self.plan, geometry), kernel.periods(geometry, self.plan, scratch_bytes)
         if self.plan.spec.feedback is not None:
             groups = with_rows(self.plan, groups)
         before, after = kernel.values(geometry, groups)
@@ -97,8 +97,10 @@ class Forward:
 
         def work(begin: int, end: int) -> None:
             # held in a local variable until the kernel is done: see Scratch.memory
-            scratch = _scratch.memory(scratch_bytes)
-            kernel.run(begin, end, steps, neurons, width, scratch.data_ptr(), *further, *before, *after)
+            scratch = _scratch.memory(periods[-1])
+            address = scratch.data_ptr()
+            repeats = [address + at for at in periods[:-1]]
+            kernel.run(begin, end, steps, neurons, width, address, *further, *before, *repeats, *after[len(repeats) :])
 
         over_blocks(work, blocks_within(neurons, width, row_of(self.plan, geometry)), work_size, groups)
 
@@ -110,14 +112,17 @@ class Forward:
         if steps * neurons >= WORTHWHILE or self.plan.spec.feedback is not None:
             return None
         width = widest(steps, neurons, row_of(self.plan, geometry))
-        size, function, pack = self._bytes, self.kernel.function, self.kernel.pack
+        function, pack = self.kernel.function, self.kernel.pack
         numbers, pointers, _ = self.kernel.dense(counts)
         sizes = (0, blocks_within(neurons, width, row_of(self.plan, geometry)), steps, neurons, width)
-        constants = (*period_of(geometry), *self.kernel.sizes(geometry, self.plan))
+        constants = (*period_of(self.plan, geometry), *self.kernel.sizes(geometry, self.plan))
+        *periods, size = self.kernel.periods(geometry, self.plan, self._bytes)
 
         def run(addresses: Iterable[int], params: Sequence[Any]) -> Sequence[Tensor]:
             scratch = _scratch.memory(size)
             address = scratch.data_ptr()
+            if periods:
+                addresses = [*[address + at for at in periods], *[*addresses][len(periods) :]]
             function(pack(*sizes, address, *constants, *numbers(params), *addresses))
             return ()
 
@@ -153,14 +158,17 @@ class Backward:
         each = (length + chunks) * width * itemsize
         if steps * neurons >= WORTHWHILE:
             prefer_large_pages(groups[GRAD_INPUTS])
-        further = (*self._further(length, chunks, span), *period_of(geometry))
+        further = (*self._further(length, chunks, span), *period_of(self.plan, geometry))
+        periods = kernel.periods(geometry, self.plan, scratch_bytes + kept * each)
 
         def work(begin: int, end: int) -> None:
-            scratch = _scratch.memory(scratch_bytes + kept * each)
+            scratch = _scratch.memory(periods[-1])
             address = scratch.data_ptr()
             # behind the rows, in one piece of memory that the thread keeps for its next kernel
             histories = [address + scratch_bytes + k * each for k in range(kept)]
-            kernel.run(begin, end, steps, neurons, width, address, *further, *before, *histories, *after)
+            repeats = [address + at for at in periods[:-1]]
+            places = (*before, *histories, *repeats, *after[len(repeats) :])
+            kernel.run(begin, end, steps, neurons, width, address, *further, *places)
 
         over_blocks(work, blocks_within(span, width, row_of(self.plan, geometry)), work_size, (groups, sums))
         # not by torch: of a few numbers its sum takes longer than a small layer, and on autograd's thread it asks for
@@ -172,7 +180,7 @@ class Backward:
                 self._add_up(span, inner, channels, sums[k].data_ptr(), total)
                 sums[k] = total
         for k, index in enumerate(self.plan.summed, len(self._learnt)):
-            long = min(span, geometry.period or SHORTEST_PERIOD)
+            long = min(span, (*period_of(self.plan, geometry), SHORTEST_PERIOD)[0])
             sums[k] = self._add_up_steps(steps, span, long, geometry.periods[index], sums[k].data_ptr())
         return sums
 
@@ -190,12 +198,13 @@ class Backward:
         # behind rows, histories and sums, in one piece of memory
         ends = [size + k * each for k in range(kept)]
         rows = [0, *[1] * len(self._learnt), *[steps] * len(self.plan.summed)]
-        parts = [size + kept * each + n * span * itemsize for n in itertools.accumulate(rows)]
+        *periods, behind = self.kernel.periods(geometry, self.plan, size + kept * each)
+        parts = [behind + n * span * itemsize for n in itertools.accumulate(rows)]
         sizes = (0, blocks_within(span, width, row_of(self.plan, geometry)), steps, neurons, width)
         strides = self.kernel.sizes(geometry, self.plan)
         full = [number for number, (_, kind) in enumerate(self._learnt) if kind == "full"]
-        constants = (*self._further(length, chunks, span), *period_of(geometry), *strides)
-        long = min(span, geometry.period or SHORTEST_PERIOD)
+        constants = (*self._further(length, chunks, span), *period_of(self.plan, geometry), *strides)
+        long = min(span, (*period_of(self.plan, geometry), SHORTEST_PERIOD)[0])
         summed = [(geometry.periods[i], at) for i, at in zip(self.plan.summed, parts[len(self._learnt) :])]
         sums = [
             (number, *self._channels(geometry, index, kind), parts[number])
@@ -210,6 +219,7 @@ class Backward:
             address = scratch.data_ptr()
             histories = [address + end for end in ends]
             addresses, totals = [*addresses], [make(params[index]) for make, index in makes]
+            addresses[: len(periods)] = [address + at for at in periods]
             for place, number in filled:
                 # a number for each neuron is a sum already
                 addresses.insert(place, totals[number].data_ptr() if number in full else address + parts[number])
@@ -257,7 +267,9 @@ class Kernel:
         self.pack = struct.Struct("q" * len(source.head) + "".join(kinds)).pack
         places = Places(source.arguments, groups)
         self._channels, self._strides = places.channels(), places.of("stride")
-        self._numbers, self._pointers = places.of("number"), places.of("pointer")
+        #: Inputs of a period come first, where they are if it is long enough.
+        self._numbers, self._periods = places.of("number"), places.of("period")
+        self._pointers = [*self._periods, *places.of("pointer")]
 
     def values(self, geometry: Geometry, groups: Sequence[Any]) -> Tuple[List[Any], List[int]]:
         """The values of its own arguments, in order: those before the histories, and those behind."""
@@ -266,6 +278,12 @@ class Kernel:
         before += [groups[group][index].stride(0) for group, index in self._strides]
         before += [groups[group][index] for group, index in self._numbers]
         return before, [groups[group][index].data_ptr() for group, index in self._pointers]
+
+    def periods(self, geometry: Geometry, plan: Plan, begin: int) -> List[int]:
+        """Where short periods of inputs are repeated in scratch behind ``begin`` bytes; and last, the end of all."""
+        period, numbers = period_of(plan, geometry) or (0, 0)
+        each = -(-geometry.steps * period * bytes_of(plan.dtype) // 64) * 64
+        return [begin + k * each for k in range(1 + len(self._periods) * (numbers < period))]
 
     def sizes(self, geometry: Geometry, plan: Plan) -> List[int]:
         """Layout of channel parameters, and strides of tensors that are contiguous, or side by side."""
@@ -321,9 +339,12 @@ def blocks_within(neurons: int, width: int, row: int) -> int:
     return neurons // row * -(-row // width) if row else -(-neurons // width)
 
 
-def period_of(geometry: Geometry) -> Tuple[int, ...]:
-    """The kernel's argument of the period, where inputs have one."""
-    return (geometry.period,) if geometry.period else ()
+def period_of(plan: Plan, geometry: Geometry) -> Tuple[int, ...]:
+    """The kernel's arguments of the period, where inputs have one: a short one is repeated until it is long enough."""
+    numbers = geometry.period
+    if not numbers:
+        return ()
+    return numbers if plan.side_by_side else -(-SHORTEST_PERIOD // numbers) * numbers, numbers
 
 
 def with_rows(plan: ForwardPlan, groups: Tuple[Any, ...]) -> Tuple[Any, ...]:

@@ -29,18 +29,20 @@ from spikecore_numba.printer import NumbaPrinter, imports
 
 #: Neurons of a block at most. With float32, a row of them is a page of memory.
 BLOCK = 1024
-#: The numbers of the shortest period that a loop over neurons reads: each period has a loop of its own.
+#: The neurons of a period at least, each of which has a loop of its own: shorter ones are repeated.
 SHORTEST_PERIOD = 128
 
-#: Kinds of arguments, in the order that a kernel has them. A ``"history"`` is memory for the values of a state.
-ORDER = ("inner", "channels", "stride", "number", "history", "pointer")
+#: Kinds of arguments, in the order that a kernel has them. A ``"history"`` is memory for the values of a state, a
+#: ``"period"`` for an input's period, repeated, or the input itself.
+ORDER = ("inner", "channels", "stride", "number", "history", "period", "pointer")
 #: Arguments that every kernel has, before its own, and those of one that keeps a history of states.
 HEAD = ("begin", "end", "steps", "neurons", "width", "scratch")
 HISTORY_HEAD = ("begin", "end", "steps", "neurons", "width", "scratch", "length", "chunks")
 #: The last one of a kernel whose blocks add up what groups of neurons give that lie so far apart.
 SPAN = "span"
-#: The last one of a kernel with inputs of a period, or that lie side by side.
-PERIOD = "period"
+#: The last ones of a kernel with inputs of a period, or that lie side by side: how many neurons it is, and how many
+#: numbers inputs have for it.
+PERIOD = ("period", "numbers")
 #: Place of the next neuron in a step of an input of each kind.
 PLACES = {"": " + first + i", "period": " + shift + i", "step": "", "beside": " + aside + i"}
 
@@ -79,6 +81,8 @@ class Writer(KernelWriter):
     def __init__(self, plan: Union[ForwardPlan, BackwardPlan], direction: str, roots: Sequence[Node]) -> None:
         super().__init__(plan, direction, NumbaPrinter(plan.compute), roots)
         self._rows: Dict[str, str] = {}
+        #: Where an input's period is repeated, and the input; and the distance of its steps.
+        self._periods: Dict[Tuple[str, str], str] = {}
         #: The channel of the next neuron, and how many neurons of that channel lie directly before it.
         self._at, self._past = self.free("channel"), self.free("past")
         #: The first neuron of a run whose channels follow from that, and the neurons of the run.
@@ -114,7 +118,11 @@ class Writer(KernelWriter):
         kind = self.input_kind(index) if group == "inputs" else ""
         if group in ("inputs", "grad_inputs") and self._is_beside(group, index):
             kind, step = "beside", step if group == "inputs" else f"{len(self.plan.side_by_side)} * neurons"
-        return f"{self.argument(name, 'pointer', group, index)}[t * {step}{PLACES[kind]}]"
+        pointer = self.argument(name, "pointer", group, index)
+        if kind == "period":
+            period = self.argument(f"{name}_period", "period", group, index)
+            self._periods[period, pointer], pointer = step, period
+        return f"{pointer}[t * {step}{PLACES[kind]}]"
 
     def _is_beside(self, group: str, index: int) -> bool:
         """True for an input that lies beside others, or its gradient."""
@@ -293,6 +301,21 @@ class Writer(KernelWriter):
         choice = f"{self.printer.number(1.0)} if {{}} else {self.zero}"
         return f"{self.row(self.local[node])} = {choice if node.is_bool else '{}'}"
 
+    def _repeated(self) -> List[str]:
+        """The loops that repeat short periods, so that those over neurons become vector instructions."""
+        lines = []
+        for (period, tensor), step in self._periods.items():
+            lines += [
+                "if numbers < period:",
+                "    for t in range(steps):",
+                "        for i in range(numbers):",
+                f"            {period}[t * period + i] = {tensor}[t * {step} + i]",
+                "        for i in range(t * period + numbers, t * period + period):",
+                f"            {period}[i] = {period}[i - numbers]",
+                f"    {step} = period",
+            ]
+        return lines
+
     # -- text
 
     def finished(self, head: Sequence[str], body: Iterable[str], sums: Sequence[str] = ()) -> Source:
@@ -318,7 +341,7 @@ class Writer(KernelWriter):
         if "period" in self.plan.broadcast:
             body = ["offset = first % period", *body]
         if beside or "period" in self.plan.broadcast:
-            head = (*head, PERIOD)
+            head = (*head, *PERIOD)
         if SPAN in head:
             # groups of neurons of the same channels; the last group may have fewer
             body = [
@@ -331,7 +354,7 @@ class Writer(KernelWriter):
             body = [*body_begins, *body]
         arguments = self.arguments.ordered(ORDER)
         names = [*head, *(argument.name for argument in arguments)]
-        body = [*self.opening, "for block in range(begin, end):", *indented(body)]
+        body = [*self.opening, *self._repeated(), "for block in range(begin, end):", *indented(body)]
         if any(self.zero in line for line in body):
             body.insert(0, f"{self.zero} = {self.printer.number(0.0)}")
         before = [

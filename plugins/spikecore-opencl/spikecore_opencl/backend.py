@@ -30,7 +30,7 @@ class OpenCLBackend(KernelBackend):
 
     name = "opencl"
     capabilities = CAPABILITIES
-    shortest_period = 1
+    reads_periods = True
 
     def capabilities_on(self, device_type: str) -> Capabilities:
         return replace(CAPABILITIES, float64=chosen().has_float64)

@@ -38,7 +38,7 @@ class TritonBackend(KernelBackend):
     #: Python's collector comes. Kernels on a GPU hold none.
     expected_failures = {f"sequences/freed-{case}": _CYCLES for case in _FREED} if INTERPRETED else {}
     chunk = CHUNK
-    shortest_period = 1
+    reads_periods = True
 
     def forward(self, plan: ForwardPlan) -> ForwardLaunch:
         kernels = Kernels(plan, FORWARD_GROUPS)
