@@ -186,7 +186,7 @@ class FeedbackSteps:
         # of a call without gradients one step is kept
         us = fed.drives.new(x, (steps if save else 1, *shape))
         trace = [new(fed.shape, dtype=compute) for _ in fed.call.record]
-        each = chunk_of(steps)
+        each = chunk_of(fed)
         is_constant = all(feedback.detach for feedback in fed.feedbacks)
         count = max(1, steps // each) - 1 if save and not is_constant else 0
         states = range(len(program.states))
@@ -289,8 +289,9 @@ class FeedbackSteps:
         self, fed: FeedbackCall, us: Tensor, checkpoints: Sequence[Tensor], t: int
     ) -> Tuple[int, List[Sequence[Tensor]]]:
         """The first step of the chunk that step ``t`` ends, and of each state the values before its steps."""
-        shape = fed.shape[1:]
-        each = chunk_of(fed.shape[0])
+        shape, each = fed.shape[1:], chunk_of(fed)
+        if each == 1 and checkpoints:
+            return 0, [[value, *values] for value, values in zip(fed.state, checkpoints)]
         # the last chunk has what the others leave over, so that none is short
         chunk = min(t // each, max(1, fed.shape[0] // each) - 1)
         start, new = chunk * each, us.new_empty
@@ -308,11 +309,12 @@ class FeedbackSteps:
         return start, [[value, *values.unbind(0)] for value, values in zip(first, trace)]
 
 
-def chunk_of(steps: int) -> int:
+def chunk_of(fed: FeedbackCall) -> int:
     """Steps between two checkpoints: the root of all, so that checkpoints and recomputed states are fewest together;
-    more than a kernel is compiled for, so that chunks of all lengths have one kernel.
+    more than a kernel is compiled for, so that chunks of all lengths have one kernel. Beside the drives of several
+    inputs states are few, and none is computed again.
     """
-    return max(MAX_STATIC_STEPS + 2, isqrt(steps))
+    return 1 if len(fed.drives.numbers) > 1 else max(MAX_STATIC_STEPS + 2, isqrt(fed.shape[0]))
 
 
 class Stepwise:

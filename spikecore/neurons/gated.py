@@ -63,7 +63,8 @@ class FiringLSTMCell(Neuron):
         fired = ops.detach(self.spike(s.mem - p.threshold, strict=True))
         syn = ops.sigmoid(x.f) * s.syn + ops.sigmoid(x.i) * ops.tanh(x.g)
         mem = ops.sigmoid(x.o) * ops.tanh(syn)
-        mem = mem - fired * {"none": 0.0, "soft": p.threshold, "hard": mem}[self.reset]
+        if self.reset != "none":
+            mem = mem - fired * (p.threshold if self.reset == "soft" else mem)
         return (self.spike(mem - p.threshold, strict=True), mem), {"syn": syn, "mem": mem}
 
 
