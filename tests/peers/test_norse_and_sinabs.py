@@ -185,21 +185,28 @@ def test_refractory_cell_of_norse(names, lif, backend):
     agree(neuron(x), of_norse(cell, x), [x], [x])
 
 
-def test_compartments_of_norse(names, lif, backend):
+@pytest.mark.parametrize("rests", [False, True])
+def test_compartments_of_norse(names, lif, backend, rests):
     """Spikes through one matrix, and potentials through the couplings."""
     torch.manual_seed(0)
     from norse.torch.module.lif_mc import LIFMCRecurrentCell
+    from norse.torch.module.lif_mc_refrac import LIFMCRefracRecurrentCell
 
-    cell = LIFMCRecurrentCell(C, H, p=lif, g_coupling=nn.Parameter(50.0 * torch.randn(H, H).double())).double()
+    kind, p, dt = LIFMCRecurrentCell, lif, 0.001
+    if rests:
+        kind, p, dt = LIFMCRefracRecurrentCell, names.norse.LIFRefracParameters(lif, wide(3.0)), 1.0
+    cell = kind(C, H, p=p, g_coupling=nn.Parameter(0.05 / dt * torch.randn(H, H).double())).double()
     forward, recurrent = weights_of(cell)
     coupling = nn.Linear(H, H, bias=False).double()
-    coupling.weight.data.copy_(0.001 * cell.g_coupling.data)
+    coupling.weight.data.copy_(dt * cell.g_coupling.data)
     ways = [sc.layers.Feedback(recurrent, into="x", output=0), sc.layers.Feedback(coupling, into="c", output=1)]
-    layer = sc.Recurrent(names.Compartments(surrogate=sc.surrogate.Super(1.0)), ways, given=("x",)).double()
+    neuron = names.RestingCompartments(rest=3.0) if rests else names.Compartments()
+    neuron.surrogate = sc.surrogate.Super(1.0)
+    layer = sc.Recurrent(neuron, ways, given=("x",)).double()
     x = drive(3.0)
     (ours, _), theirs = layer(forward(x)), of_norse(cell, x)
     assert layer.looped == ""
-    coupling.weight.register_hook(lambda gradient: 0.001 * gradient)
+    coupling.weight.register_hook(lambda gradient: dt * gradient)
     mine = [x, forward.weight, recurrent.weight, coupling.weight]
     its = [x, cell.input_weights, cell.recurrent_weights, cell.g_coupling]
     found, _ = agree(ours, theirs, mine, its)
