@@ -65,9 +65,10 @@ def arrangement(width: int, inner: int, channels: int, most: int) -> Optional[Ar
     return Arrangement(block, block, 0, 1, lanes // block) if 4 * block >= most else None
 
 
-#: Neighbouring threads of a tile at least, and bytes that memory moves together: with more of them fewer neurons of a
-#: block read one number, and more sums are left.
-NEIGHBOURS, SECTOR = 8, 32
+#: Bytes that memory moves together. Neighbouring threads of a tile have as many at least, and are as many as have a
+#: float32 each of them; with more of them fewer neurons of a block read one number, and more sums are left.
+SECTOR = 32
+NEIGHBOURS = SECTOR // 4
 #: Sums that a block leaves of an input with one number a step, where it has as many threads.
 FEW = 8
 
