@@ -11,7 +11,6 @@ import torch
 
 from plain_loop import Loop, Plain
 from spikecore.testing import check_backend, installed
-from spikecore.testing._cases import process
 
 
 class Late(Loop):
@@ -41,9 +40,9 @@ def played(monkeypatch: Any, count: int = 1) -> List[str]:
         return Within()
 
     made = SimpleNamespace(wait_stream=lambda other: asked.append("wait"))
-    module = SimpleNamespace(Stream=lambda: made, stream=within, current_stream=nullcontext, device_count=lambda: count)
-    monkeypatch.setattr(process, "_module", lambda context: module)
-    monkeypatch.setattr(process, "_SIZE", 4)
+    replaced = {"Stream": lambda: made, "stream": within, "current_stream": nullcontext, "device_count": lambda: count}
+    for name, value in replaced.items():
+        monkeypatch.setattr(torch.cpu, name, value, raising=False)
     return asked
 
 
@@ -60,20 +59,19 @@ def test_the_current_stream_counts(monkeypatch: Any) -> None:
     assert "on a stream of its own" in result.message
 
 
-@pytest.mark.parametrize(("count", "index"), [(1, None), (3, 2)])
-def test_the_last_device_is_taken(monkeypatch: Any, count: int, index: Any) -> None:
-    """Of three the third, by its index; where there is one, that one."""
+class Doubled(Loop):
+    """Reads twice its input."""
+
+    def read(self, x: Any, t: int) -> Any:
+        """Two times the number."""
+        return 2 * super().read(x, t)
+
+
+@pytest.mark.parametrize(("count", "device"), [(1, "cpu"), (3, "cpu:2")])
+def test_the_last_device_is_taken(monkeypatch: Any, count: int, device: str) -> None:
+    """Of three the third, by its index; where there is one, that one. The message of a wrong backend names it."""
     played(monkeypatch, count)
-    seen: List[Any] = []
-
-    class Stop(Exception):
-        pass
-
-    def subject(context: Any, *args: Any) -> Any:
-        seen.append(context.device)
-        raise Stop
-
-    monkeypatch.setattr(process, "subject", subject)
-    with installed(Plain) as name:
-        check_backend(name, cases=["robust/other-device"])
-    assert seen == [torch.device("cpu" if index is None else f"cpu:{index}")]
+    with installed(type("Doubles", (Plain,), {"name": "doubles", "loop": Doubled})) as name:
+        (result,) = check_backend(name, cases=["robust/other-device"])
+    assert result.outcome == "failed"
+    assert f"of a call on {device} of ALIF" in result.message
