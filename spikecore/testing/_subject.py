@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from spikecore.core.neuron import Neuron
 from spikecore.dtypes import DTYPES, NARROW
-from spikecore.testing._conditioning import Conditioning
 from spikecore.testing._config import Config, piece_lengths
 from spikecore.testing._context import Context
 from spikecore.testing._fixed import Rewritten, fixed, on_grids
@@ -20,6 +19,7 @@ from spikecore.testing._layers import Layer, feedback, normalisation
 from spikecore.testing._oracle import Array, Gradients, Oracle, Trajectory, adjoint, run, summed
 from spikecore.testing._strides import laid_step, repeated
 from spikecore.testing.compare import Mismatch, as_array, backward, same
+from spikecore.testing.conditioning import Conditioning
 from spikecore.testing.custom import library_surrogate
 from spikecore.testing.models import Model
 from spikecore.testing.tolerances import EXACT, EXACT_STEPS, TOLERANCES

@@ -50,7 +50,7 @@ def same(
     is where the expected values are from. ``there`` are further values, such as arguments, to show at the first
     difference; if one of those compared or of these is subnormal in the dtype of ``arithmetic`` wherever numbers
     differ, the message says so (:mod:`spikecore.testing._subnormal`). ``conditioning`` is asked, where values differ,
-    for how far each may be off beside the tolerance (:mod:`spikecore.testing._conditioning`).
+    for how far each may be off beside the tolerance (:mod:`spikecore.testing.conditioning`).
     """
     expected = np.asarray(expected, float)
     if actual.shape != expected.shape:

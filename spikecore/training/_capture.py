@@ -13,7 +13,7 @@ import gc
 import warnings
 from collections import Counter
 from contextlib import suppress
-from typing import Any, Callable, Dict, Hashable, Iterable, List, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, ClassVar, Dict, Hashable, Iterable, List, NamedTuple, Sequence, Tuple
 from typing import Counter as Counts
 
 import torch
@@ -31,6 +31,9 @@ _PROTOTYPE = "Synchronization debug mode is a prototype"
 
 class Capture:
     """Runs and captures work on one GPU."""
+
+    #: The type of device whose work is captured.
+    device_type: ClassVar[str] = "cuda"
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

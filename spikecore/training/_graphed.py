@@ -30,7 +30,7 @@ from spikecore.core.modules import is_shard
 from spikecore.core.observe import check_replay
 from spikecore.core.state import CALL_COUNT, keep
 from spikecore.functional import stateful_modules, to_rest
-from spikecore.training._capture import GraphCache
+from spikecore.training._capture import Capture, GraphCache
 from spikecore.training._eager import EagerInference, EagerTraining
 from spikecore.training._saving import snapshot_of_tables
 from spikecore.training._steps import CudaOptions
@@ -390,7 +390,7 @@ def gpu_of(net: nn.Module) -> torch.device:
     device = None
     for name, tensor in itertools.chain(net.named_parameters(), net.named_buffers()):
         device = tensor.device if device is None else device
-        if tensor.device.type != "cuda" or tensor.device != device:
+        if tensor.device.type != Capture.device_type or tensor.device != device:
             others = "" if tensor.device == device else f", others on {device}"
             raise ValueError(
                 f"graph=True needs the network on one GPU, and {name} is on {tensor.device}{others}; move it with "

@@ -22,6 +22,7 @@ from spikecore.core.neuron import Neuron
 from spikecore.functional import check_places, stateful_modules
 from spikecore.parallel import Pipeline
 from spikecore.plugins.selection import backend_named, capture, resolve
+from spikecore.training._capture import Capture
 from spikecore.training._graphed import GraphedInference, GraphedTraining
 from spikecore.training._steps import CudaOptions, InferenceStep, Loss, TrainingStep
 from spikecore.words import a_kind, shown
@@ -186,7 +187,7 @@ def _check_cuda(net: nn.Module, options: CudaOptions) -> None:
             f"{', '.join(map(str, pipeline.devices))}; give CudaOptions(graph=False) or sc.TrainingOptions()"
         )
     for name, tensor in net.named_parameters() if options.fast else ():
-        if tensor.device.type != "cuda":
+        if tensor.device.type != Capture.device_type:
             raise ValueError(
                 f"fast=True needs the network on a GPU, and {name} is on {tensor.device}; move it with net.to('cuda') "
                 "before the optimiser is made, or use fast=torch.cuda.is_available()"

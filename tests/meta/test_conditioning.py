@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 
 from plain_loop import Loop, Plain
 from spikecore.testing import check_backend, installed
-from spikecore.testing._conditioning import Conditioning
-from spikecore.testing._oracle import adjoint, neurons
+from spikecore.testing.conditioning import Conditioning
 from spikecore.testing.edge_table import TABLE
+from spikecore.testing.models import BY_NAME
 
 #: Operations that no library rounds correctly.
 ROUNDED = {name for name, edge in TABLE.items() if not edge.exact}
@@ -83,7 +85,7 @@ class TestVerdicts:
 def measured(reset, x):
     """The conditioning of a run of IF."""
     params = {"threshold": 1.0, "v_reset": 0.0}
-    return Conditioning(neurons.IF(reset=reset), [np.asarray(x)], params, None, np.float32)
+    return Conditioning(BY_NAME["if"].twin(reset), [np.asarray(x)], params, None, np.float32)
 
 
 class TestSpread:
@@ -100,6 +102,8 @@ class TestSpread:
         x = np.asarray([[0.5, 0.5], [0.5 - 1e-9, 0.25], [0.1, 0.1]])
         of = measured("hard", x)
         assert np.array_equal(np.isinf(of.outputs(0)), [[False, False], [True, False], [True, False]])
-        g = of.gradients(lambda seen: adjoint(seen, [np.ones_like(x)]))
+        copies = of.seen.outputs[0].shape[1]
+        params = {"threshold": np.ones(copies)}
+        g = of.gradients(lambda seen: SimpleNamespace(inputs=[np.ones((3, copies, 2))], state={}, params=params))
         assert np.array_equal(np.isinf(g.inputs[0]).any(axis=0), [True, False])
         assert np.isinf(g.params["threshold"]).all()

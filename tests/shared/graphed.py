@@ -7,7 +7,7 @@ from torch import nn
 
 import spikecore as sc
 from spikecore.batches import flattened
-from spikecore.training import Capture, _graphed, _models
+from spikecore.training import Capture
 
 GRAPH = sc.CudaOptions(graph=True)
 
@@ -61,8 +61,7 @@ def without_capture(monkeypatch):
 
 def without_a_gpu(monkeypatch):
     """Have networks count as on a GPU: a function that gives the stand-in for the capture of the step made last."""
-    monkeypatch.setattr(_models, "_check_cuda", lambda net, options: None)
-    monkeypatch.setattr(_graphed, "gpu_of", lambda net: torch.device("cpu"))
+    monkeypatch.setattr(Capture, "device_type", "cpu")
     return without_capture(monkeypatch)
 
 

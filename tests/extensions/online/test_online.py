@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import refusals
 import spikecore as sc
-from graphed import without_capture
+from graphed import without_a_gpu
 from online_rules import check_one_chunk_is_held, read_out_of_lif
 
 T, B, N, K = 12, 3, 5, 4
@@ -294,8 +294,7 @@ def test_random_feedback_is_drawn_once_from_its_generator() -> None:
 @pytest.mark.parametrize("update", ["sequence", "chunk"])
 def test_a_captured_stream_trains_as_an_eager_one(rule: str, update: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sequences, a short chunk at their end, another batch, and steps that are fed; a stand-in runs the work again."""
-    capture = without_capture(monkeypatch)
-    monkeypatch.setattr("spikecore_online.step.gpu_of", lambda net: torch.device("cpu"))
+    capture = without_a_gpu(monkeypatch)
     results = []
     for graph in (False, True):
         net = network()
