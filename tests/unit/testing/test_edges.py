@@ -11,26 +11,45 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import spikecore as sc
-from spikecore.lang import eager
-from spikecore.plugins.registry import default_registry
-from spikecore.testing.edges import check_edges, check_paths
 
 TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 
 
-def test_an_operation_at_the_edges(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A right one passes in both dtypes, and a wrong one does not."""
-    for dtype in (torch.float32, torch.float64):
-        check_edges("torch", "sign", dtype=dtype)
-    monkeypatch.setitem(eager.TORCH, "sign", lambda x: torch.where(x < 0, -1.0, 1.0))  # a mapping to its readers
-    with default_registry().fresh("torch", "a test"), pytest.raises(AssertionError, match="the value of sign"):
-        check_edges("torch", "sign")
+class Flat(sc.Neuron):
+    """Operations of derivative 0 behind an infinite derivative."""
+
+    params = {"w": 1.0, "unused": 2.0}
+
+    def dynamics(self, x: Any, s: Any, p: Any) -> Any:
+        root = sc.ops.sqrt(x)
+        flat = sc.ops.floor(root) + sc.ops.round(root) + sc.ops.sign(root) + sc.ops.detach(root * p.w)
+        return (flat + x, root * p.unused), {}
 
 
 @pytest.mark.parametrize("backend", ["torch", "ipu"])
 def test_what_no_path_leads_to_is_zero(backend: str) -> None:
-    """Where zero times an infinite derivative would be NaN; and the sign of a zero changes with a minus."""
-    check_paths(backend)
+    """Where zero times an infinite derivative would be NaN: only ``x`` itself carries gradient."""
+    x = torch.tensor([[4.0, 0.0], [4.0, 4.0], [4.0, 0.0]], requires_grad=True)
+    neuron = Flat(backend=backend, learn=("w", "unused"))
+    flat, _ = neuron(x)
+    leaves = [x, neuron.get_parameter("w"), neuron.get_parameter("unused")]
+    of_x, *others = torch.autograd.grad(flat.sum(), leaves, allow_unused=True)
+    assert torch.equal(of_x, torch.ones(3, 2))
+    assert all(grad is None or grad.item() == 0.0 for grad in others)
+
+
+class Negated(sc.Neuron):
+    """0 or 1, which a compiler might compute as an integer, with the sign changed."""
+
+    def dynamics(self, x: Any, s: Any, p: Any) -> Any:
+        return (-self.spike(x), -1.0 * sc.ops.sign(x), -sc.ops.where(x > 0.0, 1.0, 0.0)), {}
+
+
+@pytest.mark.parametrize("backend", ["torch", "ipu"])
+def test_a_negated_choice_has_the_sign_of_its_zero(backend: str) -> None:
+    """-0 where the choice is 0."""
+    found = [out[0].tolist() for out in Negated(backend=backend)(torch.tensor([[-2.0, 0.0, 2.0]]))]
+    assert repr(found) == "[[-0.0, -1.0, -1.0], [1.0, -0.0, -1.0], [-0.0, -0.0, -1.0]]"
 
 
 class Clamped(sc.Neuron):
