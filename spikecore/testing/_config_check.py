@@ -26,8 +26,7 @@ from spikecore.testing._network import in_network
 from spikecore.testing._oracle import FEEDBACK, Array, Gradients, Matrices
 from spikecore.testing._strides import as_input, laid, laid_step, part_of, summed
 from spikecore.testing._subject import Subject
-from spikecore.testing._subnormal import foremost
-from spikecore.testing.compare import Mismatch, as_array, backward, same
+from spikecore.testing.compare import Mismatch, as_array, backward, foremost, same
 
 #: By what cotangents are multiplied so that gradients overflow in float16 and cotangents do not: those of outputs, and
 #: those of states, which are never float16. The share of them that is NaN.

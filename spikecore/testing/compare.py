@@ -6,16 +6,20 @@ potential was there, and, where the differences have a pattern, what usually mak
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple
+import math
+from typing import Any, Callable, Iterable, List, Mapping, Optional, Sequence, Tuple, Type
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from spikecore.testing._hints import different, hints
 from spikecore.testing._oracle import Array
-from spikecore.testing._subnormal import ALONE, beside
 from spikecore.testing.tolerances import EXACT, Tolerance
+
+#: The smallest normal number of float32.
+_TINY = float(np.finfo(np.float32).tiny)
+#: In the text of a difference: wherever numbers differ, one of those compared there, or an argument, is subnormal.
+ALONE = "each of these is beside a subnormal number"
 
 
 class Mismatch(AssertionError):
@@ -25,6 +29,24 @@ class Mismatch(AssertionError):
 def as_array(value: Tensor) -> Array:
     """A tensor's values in float64."""
     return np.asarray(value.detach().to("cpu").double().numpy())
+
+
+def different(actual: Array, expected: Array, tolerance: Tolerance, time: bool = True) -> Array:
+    """Mask of the values that differ by more than the tolerance. Without one, the sign of a zero is a difference as
+    well.
+
+    time: whether the first axis is that of time. A large value widens the tolerance of its own neuron only.
+    """
+    with np.errstate(invalid="ignore", over="ignore"):
+        size = np.where(np.isfinite(expected), np.abs(expected), 0.0)
+        scale = size.max(axis=0, keepdims=True, initial=1.0) if time and size.ndim else np.maximum(size, 1.0)
+        near = np.abs(actual - expected) <= tolerance.rtol * size + tolerance.atol * scale
+    equal = (actual == expected) | (np.isnan(actual) & np.isnan(expected))
+    if tolerance == EXACT:
+        # 0.0 equals -0.0, and 1 / x does not
+        near = equal = equal & ((np.signbit(actual) == np.signbit(expected)) | (expected != 0))
+    wrong: Array = ~(equal | near)
+    return wrong
 
 
 def same(
@@ -49,7 +71,7 @@ def same(
     ``tested`` is the potential minus threshold, of the same shape; ``strict`` says that a tie does not fire. ``right``
     is where the expected values are from. ``there`` are further values, such as arguments, to show at the first
     difference; if one of those compared or of these is subnormal in the dtype of ``arithmetic`` wherever numbers
-    differ, the message says so (:mod:`spikecore.testing._subnormal`). ``conditioning`` is asked, where values differ,
+    differ, the message says so (:data:`ALONE`). ``conditioning`` is asked, where values differ,
     for how far each may be off beside the tolerance (:mod:`spikecore.testing.conditioning`).
     """
     expected = np.asarray(expected, float)
@@ -78,8 +100,7 @@ def same(
         lines.append(f"  {name} there: {values[first]!s}")
     if there and beside(wrong, [*there.values(), expected], arithmetic):
         lines.append(f"  {ALONE}")
-    patterns = hints(actual, expected, wrong, tolerance=tolerance, tested=tested, strict=strict, axes=names)
-    lines += [f"  hint: {hint}" for hint in patterns]
+    lines += [f"  hint: {hint}" for hint in _hints(actual, expected, wrong, tested, strict)]
     raise Mismatch("\n".join(lines))
 
 
@@ -118,3 +139,110 @@ def _names(axes: str, dims: int) -> List[str]:
 def _place(index: Tuple[int, ...], axes: str) -> str:
     names = _names(axes, len(index))
     return "(" + ", ".join(f"{name}={i}" if name else str(i) for name, i in zip(names, index)) + ")"
+
+
+# -- patterns
+
+
+@np.errstate(all="ignore")  # a warning that is an error would hide the difference
+def _hints(actual: Array, expected: Array, wrong: Array, tested: Optional[Array], strict: bool) -> List[str]:
+    """At most three sentences on what usually makes differences like these. One that explains every value stands alone,
+    and a pattern that the right values have as well says nothing.
+    """
+    explained = _zeros_alone(actual, expected, wrong)
+    if explained:
+        return [explained]
+    found = [_ties(wrong, tested, strict), _not_a_number(actual, expected)]
+    if expected.any() and not actual.any():
+        found.append("all values that came are 0: is this connected at all?")
+    if not any(found):
+        found += [_ratio(actual, expected), _rounding(actual, expected, wrong)]
+    return [hint for hint in found if hint]
+
+
+def _zeros_alone(actual: Array, expected: Array, wrong: Array) -> Optional[str]:
+    came, right = actual[wrong], expected[wrong]
+    if (came == right).all():
+        return "only signs of zeros differ: -x is no 0 - x, and x + 0 no x, where x is 0"
+    if (came == 0).all() and (right != 0).all() and (np.abs(right) < _TINY).all():
+        return (
+            "every value that differs came as 0 and is subnormal, below 1.18e-38: subnormals are flushed to zero (by a "
+            "compiler's option such as -ffast-math or ftz, or by a mode of the processor)"
+        )
+    return None
+
+
+def _ties(wrong: Array, tested: Optional[Array], strict: bool) -> Optional[str]:
+    if tested is None or tested.shape != wrong.shape:
+        return None
+    # what follows the first difference of a neuron follows from it
+    first = tested[wrong & (np.cumsum(wrong, axis=0) == 1)]
+    if np.isnan(first).all():
+        return "it starts where the potential is NaN, which never fires: was a NaN swallowed on the way?"
+    if not (first == 0).all():
+        return None
+    rule = "> (a tie does not fire)" if strict else ">= (a tie fires)"
+    return f"in every neuron it starts where the potential equals the threshold; this neuron compares with {rule}"
+
+
+def _not_a_number(actual: Array, expected: Array) -> Optional[str]:
+    made = int((np.isnan(actual) & ~np.isnan(expected)).sum())
+    lost = int((~np.isnan(actual) & np.isnan(expected)).sum())
+    if made:
+        return f"{made} are NaN that should be numbers (0 * inf, or 0 / 0, in an arithmetic form of a choice?)"
+    return f"{lost} are numbers that should be NaN: a NaN was swallowed on the way" if lost else None
+
+
+def _ratio(actual: Array, expected: Array) -> Optional[str]:
+    used = np.isfinite(expected) & np.isfinite(actual) & (np.abs(expected) > 1e-6)
+    if not used.any() or not actual[used].all():
+        return None
+    ratios = actual[used] / expected[used]
+    middle = float(np.median(ratios))
+    if abs(middle - 1) < 1e-3 or np.abs(ratios - middle).max() > 1e-3 * abs(middle):
+        return None
+    if len(ratios) == 1 and min(abs(middle - simple) for simple in (2.0, 0.5, -1.0)) > 1e-5:
+        return None  # one number is always some multiple of another
+    return f"everything is {middle:.6g} times what it should be"
+
+
+def _rounding(actual: Array, expected: Array, wrong: Array) -> Optional[str]:
+    came, right = actual[wrong], expected[wrong]
+    off = np.abs(came - right)
+    if not right.all() or not (off <= 1e-5 * np.abs(right)).all():
+        return None
+    ulp = float((off / np.spacing(np.abs(right).astype(np.float32))).max())
+    if not math.isfinite(ulp):
+        return None  # beyond the range of float32
+    return (
+        f"the differences are of the size of rounding ({math.ceil(ulp)} ulp of float32 at most): keep to source order, "
+        "contract nothing (FMA), divide where the source divides, and compute with float64 where the input has it"
+    )
+
+
+# -- subnormal numbers: an excuse covers a text (:class:`~spikecore.testing.ExpectedFailure`), and a text that names the
+# first difference says nothing of the others. So ALONE stands in it only where it is true of all of them.
+
+
+def beside(wrong: Array, values: Sequence[Array], dtype: Any) -> bool:
+    """True if one of the ``values`` is subnormal in ``dtype``, that of arithmetic, wherever ``wrong`` is true."""
+    tiny = float(np.finfo(dtype).tiny)
+    sizes = [np.abs(np.asarray(value, np.float64)) for value in values]
+    near = np.any([(size > 0) & (size < tiny) for size in sizes], axis=0)
+    return bool(near[wrong].all())
+
+
+def foremost(checks: Iterable[Callable[[], None]], kind: Type[BaseException]) -> None:
+    """Run every check. Raises the first exception of this ``kind`` whose text does not have :data:`ALONE`, else the
+    first one that has it.
+    """
+    alone: Optional[BaseException] = None
+    for check in checks:
+        try:
+            check()
+        except kind as error:
+            if ALONE not in str(error):
+                raise
+            alone = alone or error
+    if alone is not None:
+        raise alone

@@ -25,40 +25,17 @@ def said(actual: Any, expected: Any = RIGHT, tolerance: Tolerance = SINGLE, **mo
 @pytest.mark.parametrize(
     ("actual", "words"),
     [
-        (RIGHT[::-1], "in wrong places: along t came those of index 5, 4, 3, 2, 1, 0"),
-        (RIGHT[:, [0, 2, 1, 3]], "in wrong places: along axis 1 came those of index 0, 2, 1, 3"),
-        (np.roll(RIGHT, 1, 0), "one step late"),
-        (np.roll(RIGHT, -1, 0), "one step early"),
-        (np.broadcast_to(RIGHT[..., -1:], RIGHT.shape), "along axis 2 came those of index 3, 3, 3, 3"),
         (2 * RIGHT, "everything is 2 times"),
         (0 * RIGHT, "all values that came are 0"),
-        (RIGHT.astype(np.float16).astype(float), "the values are rounded to float16"),
+        (np.where(RIGHT > 1, np.nan, RIGHT), "are NaN that should be numbers"),
+        (RIGHT * (1 + 1e-7), "of the size of rounding (2 ulp of float32 at most)"),
         (RIGHT + 3e-5 * np.abs(RIGHT) * (RIGHT > 1), None),
     ],
 )
 def test_patterns(actual: Any, words: Any) -> None:
     """Each has its words, and a difference of no pattern has none."""
-    assert words in said(actual) if words else said(actual) == ""
-
-
-@pytest.mark.parametrize(
-    ("where", "words"),
-    [
-        (np.s_[16:20, 1:3], "nothing differs before t=16: what is carried over"),
-        (np.s_[2:16, 1:3], "nothing differs after t=15: in the backward pass"),
-        (np.s_[0, 1:3], "only the first step differs"),
-        (np.s_[39, 1:3], "only the last step differs"),
-        (np.s_[3:9, 4], "only the last neuron differs"),
-        (np.s_[3:9, 2:], ""),
-    ],
-)
-def test_where_it_differs(where: Any, words: str) -> None:
-    """The border of a chunk, one end of the run, or the last neuron; no words for another place."""
-    right = RNG.normal(size=(40, 5))
-    wrong = right.copy()
-    wrong[where] += RNG.uniform(0.1, 1.0, size=wrong[where].shape)
-    told = said(wrong, right)
-    assert words in told if words else told == ""
+    tolerance = EXACT if words and "rounding" in words else SINGLE
+    assert words in said(actual, tolerance=tolerance) if words else said(actual) == ""
 
 
 def test_a_large_value_excuses_its_own_neuron_alone() -> None:
@@ -83,12 +60,6 @@ def test_flush_to_zero() -> None:
     assert said(np.where(np.abs(tiny) < 1e-38, 0, tiny), tiny, EXACT).count("hint:") == 1
     assert "flushed to zero" in said(np.where(np.abs(tiny) < 1e-38, 0, tiny), tiny, EXACT)
     assert "flushed to zero" not in said(np.zeros_like(tiny), tiny, EXACT)
-
-
-def test_patterns_that_hold_for_the_right_values_are_none() -> None:
-    """A constant is its own reverse."""
-    flat = np.ones((5, 3))
-    assert said(flat * 1.5, flat).strip() == "hint: everything is 1.5 times what it should be"
 
 
 def test_one_number_is_half_of_another_only_where_it_is() -> None:

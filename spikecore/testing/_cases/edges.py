@@ -20,8 +20,7 @@ from spikecore.testing._cases.process import subnormals_are_kept
 from spikecore.testing._context import Context
 from spikecore.testing._inputs import rounded
 from spikecore.testing._oracle import Array
-from spikecore.testing._subnormal import foremost
-from spikecore.testing.compare import Mismatch, as_array, same
+from spikecore.testing.compare import Mismatch, as_array, foremost, same
 from spikecore.testing.edge_table import CONSTANTS, GROUPS, OPERATIONS, Edge, expected, grid, made, signed, slopes
 from spikecore.testing.tolerances import EXACT, Tolerance
 
