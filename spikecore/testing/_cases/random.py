@@ -23,7 +23,7 @@ from spikecore.testing._case import Case, Collection
 from spikecore.testing._config import NEURONS, Config, simplest
 from spikecore.testing._config_check import check
 from spikecore.testing._context import Context
-from spikecore.testing.random_programs._check import VARIABLE, check_programs, first_seed, kind_of
+from spikecore.testing.random_programs import VARIABLE, check_programs, first_seed, kind_of
 
 #: The seed of this release, and how many programs each of the two cases of programs draws.
 SEED, PROGRAMS = 1, 12
@@ -52,7 +52,7 @@ def _frozen() -> Tuple[Config, ...]:
 
 @lru_cache(maxsize=8)
 def _drawn(seed: int) -> Tuple[Config, ...]:
-    from spikecore.testing.random_programs.draw import configs, drawn
+    from spikecore.testing.drawing import configs, drawn
 
     neurons = [(NEURONS[name], reset) for name, reset in _NEURONS]
     return tuple(drawn(configs(lambda name: True, tuple(DTYPES), neurons, _SHAPES), len(_frozen()), seed))

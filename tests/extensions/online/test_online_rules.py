@@ -33,7 +33,7 @@ from online_rules import (
     through_time,
 )
 from spikecore import neurons
-from spikecore.testing.random_programs.draw import drawn, programs
+from spikecore.testing.drawing import drawn, programs
 
 CHUNKS = pytest.mark.parametrize("chunk", [1, 7, T])
 

@@ -12,8 +12,8 @@ import torch
 import spikecore as sc
 from spikecore.lang import eager
 from spikecore.testing import CASES, check_backend
+from spikecore.testing.drawing import calls, drawn
 from spikecore.testing.random_programs import Difference, check_many
-from spikecore.testing.random_programs.draw import calls, drawn
 from spikecore_torch.backend import TorchRunner
 
 

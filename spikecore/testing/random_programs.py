@@ -1,10 +1,22 @@
-"""Drawn neurons and drawn calls on a backend, compared with the oracle."""
+"""Random neurons against an oracle that uses nothing of the language.
+
+:mod:`spikecore.testing.drawing` draws the text of a step and a call of it with Hypothesis. A backend runs the text as a
+neuron class; the oracle runs it on NumPy's numbers. The two are compared as any configuration.
+
+``python -m spikecore.testing.random_programs torch --seed 7 --count 100`` runs a hundred programs; one that differs is
+made simpler, and printed whole, with the command that draws it again. A process with the same modules draws the same
+programs from a seed. With others it may not: Hypothesis also draws numbers that stand in the modules that are loaded.
+"""
 
 from __future__ import annotations
 
+import argparse
+import importlib
 import os
 import re
 import secrets
+import sys
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, Callable, Optional, Tuple
 
@@ -15,7 +27,10 @@ from spikecore.testing._config_check import check as check_config
 from spikecore.testing._context import Context
 from spikecore.testing._fixed import NoFixedPoint
 from spikecore.testing._inputs import NoInputsError
+from spikecore.testing._install import installed
 from spikecore.testing.compare import Mismatch
+
+__all__ = ["Difference", "check", "check_many", "first_seed"]
 
 #: Environment variable with the first seed of a run; random if it is not set.
 VARIABLE = "SPIKECORE_SEED"
@@ -74,7 +89,7 @@ def check_programs(
     """Raise :class:`Difference` for a program that differs, made as simple as it still does. again: the command that
     repeats this.
     """
-    from spikecore.testing.random_programs.draw import calls, examples
+    from spikecore.testing.drawing import calls, examples  # needs Hypothesis
 
     def body(example: Tuple[Any, Config]) -> None:
         program, config = example
@@ -97,3 +112,49 @@ def kind_of(error: Exception) -> str:
     if isinstance(error, Mismatch):
         return "gradient" if re.match(r"(gradient|input|state|parameter) gradient", str(error)) else "value"
     return type(error).__name__
+
+
+# -- the command
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+def main() -> int:
+    """Run them all, and say the simplest one that differs."""
+    parser = argparse.ArgumentParser(
+        prog="python -m spikecore.testing.random_programs", description="Random programs against the oracle"
+    )
+    parser.add_argument("backend")
+    parser.add_argument("--count", type=int, default=100, help="how many programs")
+    parser.add_argument("--seed", type=int, help=f"what they are drawn from; else ${VARIABLE}, else a random number")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--install", metavar="MODULE:CLASS", help="a backend that no distribution declares")
+    parser.add_argument("--step", action="store_true", help="in a network, through inference_model and training_model")
+    parser.add_argument("--fixed", action="store_true", help="in fixed point, to the bit")
+    asked = parser.parse_args()
+    with ExitStack() as stack:
+        if asked.install:
+            module, _, name = asked.install.partition(":")
+            stack.enter_context(installed(getattr(importlib.import_module(module), name), devices=(asked.device,)))
+        try:
+            check_many(
+                asked.backend,
+                asked.count,
+                asked.seed,
+                device=asked.device,
+                step=asked.step,
+                fixed=asked.fixed,
+                progress=_say,
+            )
+        except Difference as difference:
+            _say(str(difference))
+            return 1
+    _say("none differs")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
