@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 #: Groups of cases, in the order they run. Every backend passes ``core``; ``product`` runs only when asked for, since a
 #: backend that compiles would compile for every combination of neuron, reset, detach and surrogate. ``own`` has the
-#: cases that a plugin adds for its backend (:mod:`spikecore.testing._own`).
+#: cases that a plugin adds for its backend (:mod:`spikecore.testing._cases`).
 TIERS = (
     "core",
     "dtypes",

@@ -8,8 +8,8 @@ import pytest
 
 from spikecore.backend import BackendError, BackendUnavailable
 from spikecore.testing._case import DEFAULT_TIERS, Case
+from spikecore.testing._cases import cases_of
 from spikecore.testing._expected import Excuse
-from spikecore.testing._own import cases_of
 from spikecore.testing._runner import Session, prepare, required, stale_ids
 from spikecore.testing._verdict import Result
 

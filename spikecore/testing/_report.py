@@ -16,9 +16,9 @@ import spikecore
 from spikecore.backend import BACKEND_API, BackendError, BackendUnavailable
 from spikecore.plugins.registry import default_registry
 from spikecore.testing._case import TIERS
+from spikecore.testing._cases import cases_of
 from spikecore.testing._context import device_name
 from spikecore.testing._expected import Excuse
-from spikecore.testing._own import cases_of
 from spikecore.testing._runner import Session, prepare, required, stale_ids
 from spikecore.testing._verdict import CONFORMS, NOT_TESTED, OUTCOMES, Result, Verdict, judge
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Dict, Iterable, List, NamedTuple, Tuple
 from xml.etree import ElementTree
 
-from spikecore.testing._own import cases_of
+from spikecore.testing._cases import cases_of
 from spikecore.testing._report import Report, merge, read
 from spikecore.testing._verdict import CONFORMS, DOES_NOT_CONFORM, NOT_TESTED, OUTCOMES, PARTIAL, RANKS, Result
 
