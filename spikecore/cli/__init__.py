@@ -283,7 +283,7 @@ def bench(**options: Any) -> None:
 @_options(
     "--tier",
     help="Run this tier: core, dtypes, parameters, state, language, edges, fixed, layouts, sequences, ownership, "
-    "robust, compile, generated, random, own or product.",
+    "robust, compile, generated, random or own.",
 )
 @_options("--case", metavar="ID", help="Run this case, or those of a pattern, in this order: 'gradient/*'.")
 @_flag("--list", "list_cases", help="List the cases and what must hold. Run nothing.")

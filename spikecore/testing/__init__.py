@@ -28,7 +28,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from spikecore.testing._case import DEFAULT_TIERS, TIERS, Case, Collection
+    from spikecore.testing._case import TIERS, Case, Collection
     from spikecore.testing._cases import CASES
     from spikecore.testing._check import NeuronCheck, Row, check
     from spikecore.testing._conformance import BackendConformance
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CASES",
-    "DEFAULT_TIERS",
     "TIERS",
     "TOLERANCES",
     "BackendConformance",
@@ -64,7 +63,7 @@ __all__ = [
 __dir__ = __all__.copy
 
 _MODULES = {
-    "_case": ("DEFAULT_TIERS", "TIERS", "Case", "Collection"),
+    "_case": ("TIERS", "Case", "Collection"),
     "_cases": ("CASES",),
     "_check": ("NeuronCheck", "Row", "check"),
     "_conformance": ("BackendConformance",),

@@ -21,9 +21,8 @@ from spikecore.backend import Capabilities
 if TYPE_CHECKING:
     from spikecore.testing._context import Context
 
-#: Groups of cases, in the order they run. Every backend passes ``core``; ``product`` runs only when asked for, since a
-#: backend that compiles would compile for every combination of neuron, reset, detach and surrogate. ``own`` has the
-#: cases that a plugin adds for its backend (:mod:`spikecore.testing._cases`).
+#: Groups of cases, in the order they run. Every backend passes ``core``. ``own`` has the cases that a plugin adds for
+#: its backend (:mod:`spikecore.testing._cases`).
 TIERS = (
     "core",
     "dtypes",
@@ -40,10 +39,7 @@ TIERS = (
     "generated",
     "random",
     "own",
-    "product",
 )
-#: The tiers of a run that names none.
-DEFAULT_TIERS = TIERS[:-1]
 
 Run = Callable[["Context"], None]
 
@@ -157,7 +153,7 @@ class Collection:
     def select(
         self, tiers: Optional[Sequence[str]] = None, ids: Optional[Sequence[str]] = None, seed: Optional[int] = None
     ) -> List[Case]:
-        """Cases of these tiers, or with these ids or patterns (``"bits/*"``); by default those of the default tiers.
+        """Cases of these tiers, or with these ids or patterns (``"bits/*"``); by default all.
 
         Ids match without regard to case. They are taken in the order in which they are given, since a failure may
         depend on the case before. ``seed`` (else ``SPIKECORE_SEED``) draws others in the place of those of the tiers
@@ -168,12 +164,12 @@ class Collection:
                 raise ValueError(f"tier {tier!r} must be one of {', '.join(TIERS)}")
         every = sorted(self._of_seed(seed), key=lambda case: TIERS.index(case.tier))
         if ids is None:
-            return [case for case in every if case.tier in (tiers or DEFAULT_TIERS)]
+            return [case for case in every if case.tier in (tiers or TIERS)]
         chosen: Dict[str, Case] = {}
         for pattern in ids:
             matching = _matching(every, pattern)
             if not matching:
-                made = self.made(pattern.lower())
+                made = self.made(pattern)
                 if made is None:
                     raise ValueError(f"no case is called {pattern!r}{self.near(pattern)}")
                 matching = [made]

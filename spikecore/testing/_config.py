@@ -13,8 +13,8 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Sequence, Tuple
 import numpy as np
 
 from spikecore.dtypes import DTYPES
+from spikecore.testing._inputs import BROADCAST, EVERY, part_of, repeated
 from spikecore.testing._oracle import OTHER_ARGUMENTS, SURROGATES, Array, Derivative, names_of_outputs
-from spikecore.testing._strides import BROADCAST, EVERY, part_of, repeated
 from spikecore.testing.custom import CUSTOM, SWAP, TENT, TURN
 from spikecore.testing.models import MODELS, Model, spread
 
@@ -145,6 +145,7 @@ class Config:
         """Raise ``ValueError`` for a name that there is not, with those that there are."""
         levels: Dict[str, Sequence[str]] = {
             "dtype": tuple(DTYPES),
+            "surrogate": (*SURROGATES, *[f"{name}*" for name in OTHER_ARGUMENTS], TENT.name),
             "call": ("run", "short", "single", "carried", "cut", "model"),
             "cotangents": ("plain", "huge", "nan", "last", "one"),
             "feedback": ("none", "fused", "loop"),

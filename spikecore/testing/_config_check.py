@@ -21,10 +21,9 @@ from spikecore.layers.delay import PAST
 from spikecore.testing._case import Collection
 from spikecore.testing._config import Config, piece_lengths
 from spikecore.testing._context import Context
-from spikecore.testing._layers import multiplies, near
-from spikecore.testing._network import in_network
+from spikecore.testing._inputs import as_input, laid, laid_step, part_of, summed
+from spikecore.testing._layers import in_network, multiplies, near
 from spikecore.testing._oracle import FEEDBACK, Array, Gradients, Matrices
-from spikecore.testing._strides import as_input, laid, laid_step, part_of, summed
 from spikecore.testing._subject import Subject
 from spikecore.testing.compare import Mismatch, as_array, backward, foremost, same
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Dict, Mapping, Optional, Sequence, Tuple
 import pytest
 
 from spikecore.backend import BackendError, BackendUnavailable
-from spikecore.testing._case import DEFAULT_TIERS, Case
+from spikecore.testing._case import TIERS, Case
 from spikecore.testing._cases import cases_of
 from spikecore.testing._expected import Excuse
 from spikecore.testing._runner import Session, prepare, required, stale_ids
@@ -35,7 +35,7 @@ class BackendConformance:
 
     backend: ClassVar[str] = ""
     expected_failures: ClassVar[Mapping[str, Excuse]] = {}
-    tiers: ClassVar[Sequence[str]] = DEFAULT_TIERS
+    tiers: ClassVar[Sequence[str]] = TIERS
     device: ClassVar[Optional[str]] = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:

@@ -155,7 +155,7 @@ def examine(
 ) -> Report:
     """Run the conformance suite against a backend; :attr:`Report.verdict` says what it amounts to.
 
-    tiers: those to run, of :data:`~spikecore.testing._case.TIERS`; by default all but ``product``.
+    tiers: those to run, of :data:`~spikecore.testing._case.TIERS`; by default all.
     cases: ids, or patterns such as ``"gradient/*"``, instead of whole tiers, in the order in which they are to run.
     expected_failures: case id -> reason or :class:`~spikecore.testing._expected.ExpectedFailure`, beside those in the
     backend's own attribute of this name. One that passes, fails in another way, or names no case, is a failure.

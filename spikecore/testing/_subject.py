@@ -14,10 +14,9 @@ from spikecore.dtypes import DTYPES, NARROW
 from spikecore.testing._config import Config, piece_lengths
 from spikecore.testing._context import Context
 from spikecore.testing._fixed import Rewritten, fixed, on_grids
-from spikecore.testing._inputs import dyadic, generator, margin, rounded, settled, unsteady
+from spikecore.testing._inputs import dyadic, generator, laid_step, margin, repeated, rounded, settled, unsteady
 from spikecore.testing._layers import Layer, feedback, normalisation
 from spikecore.testing._oracle import Array, Gradients, Oracle, Trajectory, adjoint, run, summed
-from spikecore.testing._strides import laid_step, repeated
 from spikecore.testing.compare import Mismatch, as_array, backward, same
 from spikecore.testing.conditioning import Conditioning
 from spikecore.testing.custom import library_surrogate

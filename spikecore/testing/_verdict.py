@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, Dict, Iterable, List, Mapping, Sequence, Tuple
 
-from spikecore.testing._case import DEFAULT_TIERS
+from spikecore.testing._case import TIERS
 from spikecore.testing._cases import CASES
 
 #: Outcomes of a case. Only the last three are wrong.
@@ -122,7 +122,7 @@ def judge(results: Iterable[Result]) -> Verdict:
     suite = CASES.select()
     missing = [case for case in suite if case.id not in ids]
     ran = {case.tier for case in suite if case.id in ids}
-    tiers = tuple(tier for tier in DEFAULT_TIERS if any(case.tier == tier for case in missing) and tier not in ran)
+    tiers = tuple(tier for tier in TIERS if any(case.tier == tier for case in missing) and tier not in ran)
     not_chosen = sum(case.tier not in tiers for case in missing)
     blanket = any(result.outcome == "xfailed" and result.blanket for result in results)
     core_holds = all(result.outcome == "passed" for result in results if result.tier == "core")

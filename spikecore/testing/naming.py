@@ -1,34 +1,27 @@
-"""Neurons that are called, and call their values, whatever a test wants: kernels must not mind.
-
-A kernel's text is right under any names if it is the text under harmless ones with each name replaced, never two by one
-and never one by a word of the text itself: :func:`same_but_for_names`.
-"""
+"""Neurons that are called, and call their values, whatever a test wants: kernels must not mind."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
 import keyword
-import re
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, Type, Union
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, Sequence, Tuple, Type
 
 import torch
 from torch import Tensor
 
-from spikecore.backend import Spec
 from spikecore.core.checks import COMMON
 from spikecore.core.neuron import Neuron
-from spikecore.kernels import BackwardPlan, ForwardPlan
 from spikecore.lang import ops
 from spikecore.surrogate import Surrogate
 
 #: Roles of a name. An output has no name but that of the local variable that it is.
 ROLES = ("local", "param", "state", "input", "field")
 
-Plan = Union[ForwardPlan, BackwardPlan]
-
-_HARMLESS = "harmless"
-_KINDS = ("number", "scalar", "channel", "full")
+#: In names that nothing else has.
+HARMLESS = "harmless"
+#: Kinds of parameters, one for each in turn.
+KINDS = ("number", "scalar", "channel", "full")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +38,7 @@ class Naming:
     def harmless(self) -> Naming:
         """Equally many names that nothing else has."""
         counts = {role: range(len(getattr(self, role))) for role in ROLES}
-        return _naming({role: [f"{_HARMLESS}{role}{k}" for k in count] for role, count in counts.items()}, _HARMLESS)
+        return _naming({role: [f"{HARMLESS}{role}{k}" for k in count] for role, count in counts.items()}, HARMLESS)
 
     def neuron(self) -> Type[Neuron]:
         """A neuron that uses every one of them, each in a value, a choice or a derivative of its own."""
@@ -129,55 +122,6 @@ def awkward() -> Naming:
     )
 
 
-def frame(*prints: Callable[[Neuron], str]) -> List[str]:
-    """Every identifier of some kernels that is nobody's name."""
-    plain = Naming(("h",), ("a", "b", "c", "d"), ("v",), ("x", "y"), ("alpha",)).harmless()
-    neuron: Any = plain.neuron()
-    texts = [print_text(neuron(surrogate=plain.surrogate())) for print_text in prints]
-    return usable(name for text in texts for name in identifiers(text) if _HARMLESS not in name.lower())
-
-
-def identifiers(text: str) -> List[str]:
-    """Every identifier of a text, in order; not those in comments and strings, nor what is looked up in another."""
-    text = re.sub(r'""".*?"""|"[^"\n]*"|//[^\n]*|# [^\n]*', "", text, flags=re.DOTALL)
-    return re.findall(r"(?<![\w.])[^\W\d]\w*", text)
-
-
-def same_but_for_names(naming: Naming, print_text: Callable[[Neuron], str]) -> Mapping[str, str]:
-    """The names of a text by what they are under harmless ones; raises ``AssertionError`` if the two texts differ in
-    more, if two names became one, or if a word that is nobody's name changed.
-    """
-    plain = naming.harmless()
-    before, after = (identifiers(print_text(n.neuron()(surrogate=n.surrogate()))) for n in (plain, naming))
-    if len(before) != len(after):
-        raise AssertionError(f"{naming} changes the text in more than names")
-    found: Dict[str, str] = {}
-    for old, new in zip(before, after):
-        if found.setdefault(old, new) != new:
-            raise AssertionError(f"{old} of the text is both {found[old]} and {new}, with {naming}")
-        ours = _HARMLESS in old.lower()
-        # what kernels name beside users' values may give way to those
-        if not ours and new.replace("_", "") != old.replace("_", ""):
-            raise AssertionError(f"{old}, a word of the text, became {new}, with {naming}")
-    if len({*found.values()}) != len(found):
-        raise AssertionError(f"two names became one, with {naming}: {found}")
-    return found
-
-
-def plans(neuron: Neuron, steps: Optional[int] = None, dtype: torch.dtype = torch.float32) -> Tuple[Plan, Plan]:
-    """The plans of a call that has and wants everything, with every kind of parameter."""
-    program = neuron.program
-    kinds = tuple(
-        "number" if name in program.numbers else kind for kind, name in zip(itertools.cycle(_KINDS), program.params)
-    )
-    learn = tuple(name for name, kind in zip(program.params, kinds) if kind != "number")
-    spec = Spec(dtype, steps, kinds, learn, final=True)
-    states, outputs = program.states, (True,) * len(program.outputs)
-    inputs = (True,) * len(program.inputs)
-    forward = ForwardPlan(program, spec, states, has_initial_state=True, final=True, checkpoints=steps is None)
-    return forward, BackwardPlan(program, spec, True, outputs, states, True, inputs, True, learn)
-
-
 def results(naming: Naming, backend: str, device: str = "cpu", steps: int = 5) -> Dict[str, Tensor]:
     """All values and gradients of a call, with every kind of parameter."""
     generator = torch.Generator().manual_seed(0)
@@ -186,7 +130,7 @@ def results(naming: Naming, backend: str, device: str = "cpu", steps: int = 5) -
         return (torch.rand(shape, generator=generator) - 0.3).to(device)
 
     shapes: Dict[str, Tuple[int, ...]] = {"scalar": (), "channel": (3,), "full": (2, 3, 4)}
-    kinds = dict(zip(naming.param, itertools.cycle(_KINDS)))
+    kinds = dict(zip(naming.param, itertools.cycle(KINDS)))
     values = {name: rand(*shapes[kind]) for name, kind in kinds.items() if kind != "number"}
     made: Any = naming.neuron()
     neuron = made(surrogate=naming.surrogate(), learn=tuple(values), backend=backend, **values).to(device)
@@ -201,11 +145,3 @@ def results(naming: Naming, backend: str, device: str = "cpu", steps: int = 5) -
     leaves = {**dict(zip(naming.input, inputs)), **start, **dict(neuron.named_parameters())}
     found.update((f"gradient of {name}", leaf.grad) for name, leaf in leaves.items())
     return found
-
-
-def assert_like_torch(naming: Naming, backend: str, device: str = "cpu", steps: int = 5) -> None:
-    """All values and gradients are those of the torch backend."""
-    found, expected = results(naming, backend, device, steps), results(naming, "torch", device, steps)
-    for what, value in expected.items():
-        if not torch.allclose(found[what], value, rtol=1e-4, atol=1e-4):
-            raise AssertionError(f"{what} differs from torch's, with {naming}:\n{found[what]}\nis not\n{value}")

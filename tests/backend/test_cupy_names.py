@@ -16,8 +16,9 @@ import torch
 
 import spikecore_cupy
 from cuda_texts import QUICK, built
+from kernel_names import assert_like_torch, identifiers, plans
 from spikecore.lang.dialects import WORDS
-from spikecore.testing.naming import assert_like_torch, awkward, identifiers, namings, plans, usable
+from spikecore.testing.naming import awkward, namings, usable
 from spikecore_cupy.device import HEADER, headers
 from spikecore_cupy.source import print_kernel
 from spikecore_cupy.text import CudaPrinter, Form

@@ -11,12 +11,13 @@ from torch import nn
 
 import spikecore as sc
 from cuda_texts import QUICK, built
+from kernel_names import identifiers
 from spikecore.backend import Feedback, Spec
 from spikecore.core.checks import COMMON
 from spikecore.dtypes import DTYPES, compute_dtype
 from spikecore.kernels import BackwardPlan, ForwardPlan
 from spikecore.testing import CASES, Case, check_backend, installed
-from spikecore.testing.naming import identifiers, usable
+from spikecore.testing.naming import usable
 from spikecore_cupy import launcher
 from spikecore_cupy.device import headers
 from spikecore_cupy.feedback import HEADER

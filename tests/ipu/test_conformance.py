@@ -10,7 +10,7 @@ import torch
 from poptorch_emulator import traced
 from spikecore.backend import Spec
 from spikecore.lang import Program
-from spikecore.testing import DEFAULT_TIERS, TIERS, BackendConformance, installed
+from spikecore.testing import TIERS, BackendConformance, installed
 from spikecore_ipu import backend
 
 
@@ -69,4 +69,4 @@ class TestTraced(BackendConformance):
     backend = "ipu_traced"
     # each call records a graph: that takes minutes for the tiers generated and random (random programs are compiled
     # in tests/unit/testing/test_random_programs.py), and recordings count as memory in the tier of sequences
-    tiers = tuple(tier for tier in DEFAULT_TIERS if tier not in ("generated", "random", "sequences"))
+    tiers = tuple(tier for tier in TIERS if tier not in ("generated", "random", "sequences"))

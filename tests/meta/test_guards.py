@@ -14,7 +14,7 @@ from plain_loop import EVERYTHING, Loop, Plain, added
 from spikecore.backend import Capabilities
 from spikecore.cli import app
 from spikecore.plugins.registry import default_registry
-from spikecore.testing import CASES, DEFAULT_TIERS, TIERS, BackendConformance, check_backend, examine, installed
+from spikecore.testing import CASES, TIERS, BackendConformance, check_backend, examine, installed
 from spikecore.testing.edge_table import GROUPS
 
 
@@ -184,7 +184,7 @@ class TestCases:
 
     def test_selection(self):
         """By tier, by id, by pattern; what there is not raises."""
-        assert {case.tier for case in CASES.select()} == set(DEFAULT_TIERS) - {"own"}
+        assert {case.tier for case in CASES.select()} == set(TIERS) - {"own"}
         assert [case.id for case in CASES.select(ids=["forward/lif-hard"])] == ["forward/lif-hard"]
         assert len(CASES.select(ids=["surrogate/*"])) == 21
         assert CASES.select(ids=["FORWARD/lif-*"]) == CASES.select(ids=["forward/LIF-*"]) != []

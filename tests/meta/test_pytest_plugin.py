@@ -49,7 +49,7 @@ class Buggy(Plain):
 """
 
 TESTS = """
-from spikecore.testing import DEFAULT_TIERS, BackendConformance, ExpectedFailure
+from spikecore.testing import TIERS, BackendConformance, ExpectedFailure
 
 
 class TestBuggy(BackendConformance):
@@ -59,7 +59,7 @@ class TestBuggy(BackendConformance):
 """
 
 #: What a class has that names no tiers.
-DEFAULT = "DEFAULT_TIERS"
+DEFAULT = "TIERS"
 
 #: The modules of pytest plugins that are installed here.
 LOADED = """

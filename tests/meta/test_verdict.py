@@ -14,7 +14,7 @@ import spikecore as sc
 from plain_loop import Loop, Plain, added
 from spikecore.cli import app
 from spikecore.plugins.registry import default_registry
-from spikecore.testing import CASES, DEFAULT_TIERS, Result, check_backend, conforms, examine, installed, judge
+from spikecore.testing import CASES, TIERS, Result, check_backend, conforms, examine, installed, judge
 
 
 def run(*arguments: str) -> Any:
@@ -130,7 +130,7 @@ class TestHollow:
         facts = json.loads(result.output)
         assert (facts["verdict"], facts["conforms"], result.exit_code) == ("partial", False, 3)
         assert facts["left_out"]["cases"] == len(CASES.select()) - 1
-        assert facts["left_out"]["tiers"] == [tier for tier in DEFAULT_TIERS[1:] if CASES.select([tier])]
+        assert facts["left_out"]["tiers"] == [tier for tier in TIERS[1:] if CASES.select([tier])]
 
     def test_a_tier(self) -> None:
         """Its cases hold: exit code 0, though the backend is not judged; the output says why."""

@@ -10,11 +10,12 @@ import torch
 
 import spikecore as sc
 import spikecore_c
+from kernel_names import assert_like_torch
 from spikecore.backend import BackendError, Spec
 from spikecore.kernels import ForwardPlan
 from spikecore.kernels.c_writer import printed
 from spikecore.lang.dialects import C11, WORDS
-from spikecore.testing.naming import ROLES, assert_like_torch, namings, usable
+from spikecore.testing.naming import ROLES, namings, usable
 from spikecore_c.building import built
 
 

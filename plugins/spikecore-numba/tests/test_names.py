@@ -8,9 +8,10 @@ from typing import Any, Callable
 
 import pytest
 
+from kernel_names import frame, plans, same_but_for_names
 from spikecore.core.neuron import Neuron
 from spikecore.lang.dialects import WORDS
-from spikecore.testing.naming import frame, namings, plans, same_but_for_names, usable
+from spikecore.testing.naming import namings, usable
 from spikecore_numba.source import print_kernel
 
 STEPS = [3, None]

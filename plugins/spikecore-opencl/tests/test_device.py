@@ -10,9 +10,10 @@ import torch
 
 import spikecore as sc
 import spikecore_opencl
+from kernel_names import assert_like_torch
 from spikecore.backend import BackendError
 from spikecore.lang.dialects import WORDS
-from spikecore.testing.naming import ROLES, assert_like_torch, namings, usable
+from spikecore.testing.naming import ROLES, namings, usable
 from spikecore_opencl.device import CHOICE, chosen, reason
 
 

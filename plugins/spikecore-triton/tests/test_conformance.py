@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from spikecore.testing import DEFAULT_TIERS, BackendConformance
+from spikecore.testing import TIERS, BackendConformance
 
 
 #: Triton's interpreter is NumPy, which warns where a number is not finite.
@@ -11,4 +11,4 @@ from spikecore.testing import DEFAULT_TIERS, BackendConformance
 class TestTriton(BackendConformance):
     backend = "triton"
     # the interpreter takes minutes for the generated tier; the programs of the tier random are of that kind
-    tiers = tuple(tier for tier in DEFAULT_TIERS if tier != "generated" or "TRITON_INTERPRET" not in os.environ)
+    tiers = tuple(tier for tier in TIERS if tier != "generated" or "TRITON_INTERPRET" not in os.environ)

@@ -12,9 +12,10 @@ import pytest
 import triton.language
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
+from kernel_names import frame, plans, same_but_for_names
 from spikecore.core.neuron import Neuron
 from spikecore.lang.dialects import WORDS
-from spikecore.testing.naming import frame, namings, plans, same_but_for_names, usable
+from spikecore.testing.naming import namings, usable
 from spikecore_triton.compiler import options
 from spikecore_triton.printer import LAUNCH
 from spikecore_triton.source import print_kernel

@@ -8,8 +8,8 @@ from typing import Any, Dict, Iterator, Tuple
 from spikecore.testing._case import Collection
 from spikecore.testing._config import Config
 from spikecore.testing._config_check import add_row
+from spikecore.testing._inputs import BROADCAST, EXPANDED, LAYOUTS
 from spikecore.testing._oracle import OTHER_ARGUMENTS, SURROGATES
-from spikecore.testing._strides import BROADCAST, EXPANDED, LAYOUTS
 from spikecore.testing.custom import CUSTOM
 from spikecore.testing.models import MODELS, Model
 from spikecore.testing.tolerances import OTHER_DTYPES
@@ -70,7 +70,6 @@ def add_to(cases: Collection) -> None:
     for model, reset, name in configurations():
         _parameters(cases, model, reset, name)
         _state(cases, model, reset, name)
-        _product(cases, model, reset, name)
     _surrogates(cases)
     _dtypes(cases)
     _kinds_of_parameters(cases)
@@ -112,14 +111,6 @@ def _surrogates(cases: Collection) -> None:
         ]
         holds = "the input gradient with this surrogate is the oracle's, with a margin and at the threshold"
         add_row(cases, f"surrogate/{name.lower()}", "core", holds, *configs)
-
-
-def _product(cases: Collection, model: Model, reset: str, name: str) -> None:
-    """Every neuron with every reset, detached or not, with every surrogate, for who asks for it."""
-    for detach in (False, True) if model.fires else ():
-        configs = [Config(model.name, reset, detach, surrogate, **BACK) for surrogate in SURROGATES]
-        id = f"product/{name}{'-detach' if detach else ''}"
-        add_row(cases, id, "product", "the input gradient is the oracle's with every surrogate", *configs)
 
 
 def _dtypes(cases: Collection) -> None:

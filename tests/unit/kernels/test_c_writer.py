@@ -7,10 +7,11 @@ from typing import Callable
 import pytest
 import torch
 
+from kernel_names import frame, plans, same_but_for_names
 from spikecore.core.neuron import Neuron
 from spikecore.kernels.c_writer import printed
 from spikecore.lang.dialects import C11, OPENCL, WORDS, Dialect
-from spikecore.testing.naming import frame, namings, plans, same_but_for_names, usable
+from spikecore.testing.naming import namings, usable
 
 
 def kernel(dialect: Dialect, direction: int) -> Callable[[Neuron], str]:

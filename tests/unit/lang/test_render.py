@@ -9,11 +9,12 @@ import pytest
 import torch
 
 import spikecore as sc
+from kernel_names import same_but_for_names
 from spikecore.core.neuron import Neuron
 from spikecore.lang import Expr, Node, ops
 from spikecore.lang.node import const
 from spikecore.lang.render import Printer, ascii_name
-from spikecore.testing.naming import namings, same_but_for_names
+from spikecore.testing.naming import namings
 
 LEAVES = [Node("input", (), "x"), Node("state", (), "v"), Node("param", (), "tau")]
 X, V, TAU = map(Expr, LEAVES)
