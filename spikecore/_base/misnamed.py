@@ -1,12 +1,7 @@
 """Names that a neuron or ``sc`` does not have: which one is meant.
 
-The tables have the names of other libraries. They are read where a keyword is unknown, where ``sc`` has no such name,
-and where a new attribute of a neuron is set.
-
-A misspelt attribute, or one of another library, would be kept by Python and change nothing. Where the name tells what
-is meant, a neuron of spikecore refuses it: the name of a state, one that another library has for ours, or one that is
-close to one of ours. Any other name is free for data, but not for a module or a parameter, which nothing would call or
-learn. A class of the user's own is as free as every module.
+The tables have the names of other libraries. They are read where a keyword is unknown, and where ``sc`` has no such
+name.
 """
 
 from __future__ import annotations
@@ -14,9 +9,7 @@ from __future__ import annotations
 import difflib
 import sys
 from importlib import import_module
-from typing import Any, Collection, Dict, Iterable
-
-from torch import Tensor, nn
+from typing import Any, Dict, Iterable
 
 _STATE = "a state: see neuron.state, or out, state = neuron.run(x, state=state)"
 _FEEDBACK = "sc.Recurrent(neuron, linear)"
@@ -179,14 +172,6 @@ def hint(name: str, names: Iterable[str]) -> str:
     return f"did you mean {lowered[close[0]]!r}? " if close else ""
 
 
-def _of_part(module: nn.Module, name: str) -> str:
-    """Hint that a part, such as the neuron within a ``Recurrent``, has this name; "" if none has."""
-    for part, inner in module._modules.items():
-        if name in (*getattr(inner, "_own_names", tuple)(), *getattr(inner, "_parameters", ())):
-            return f"its {part} has it: module.{part}.{name}. "
-    return ""
-
-
 def missing_in(module: str, name: str) -> str:
     """Message for a module of Python without such a name."""
     text = f"module {module!r} has no attribute {name!r}"
@@ -220,36 +205,3 @@ def hint_of_value(name: str, value: Any) -> str:
         return "; for a reset by subtraction write reset='soft'"
     ours = _VALUES.get(name, {}).get(value) if isinstance(value, str) else None
     return f"; what other libraries call {value!r} is {name}={ours}" if ours else ""
-
-
-def check_new(module: nn.Module, name: str, value: Any, names: Collection[str]) -> None:
-    """Raise AttributeError for a new attribute of a module of ours whose name says that another one is meant."""
-    if not _is_ours(module):
-        return
-    if name in getattr(module, "states", ()):
-        _refuse(module, name, f"it is {_STATE}. ", names)
-    elif name in PEERS or not isinstance(value, (Tensor, nn.Module)):
-        meant = _of_part(module, name) or hint(name, names)
-        if meant:
-            _refuse(module, name, meant, names)
-
-
-def check_part(module: nn.Module, name: str, names: Collection[str]) -> None:
-    """Raise AttributeError for a module or a parameter that is new in a module of ours, and none of these names."""
-    if _is_ours(module) and not (name.startswith("_") or name in module._modules or name in module._parameters):
-        _refuse(module, name, _of_part(module, name) or hint(name, names), names)
-
-
-def _is_ours(module: nn.Module) -> bool:
-    """False for a user's subclass, which may have attributes of its own, and set them before its parts are there."""
-    return type(module).__module__.partition(".")[0] == "spikecore"
-
-
-def _refuse(module: nn.Module, name: str, meant: str, names: Collection[str]) -> None:
-    cls = type(module)
-    if name not in names:
-        raise AttributeError(
-            f"{cls.__name__} has no attribute {name!r}, and setting it would change nothing{'; ' if meant else '. '}"
-            f"{meant}There are: {', '.join(names) or 'none'}. For data of your own use a name that begins with an "
-            "underscore, or your own class"
-        )

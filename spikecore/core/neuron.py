@@ -296,9 +296,6 @@ class Neuron(Stateful):
         shift, last = spike_times.names_of((*self.inputs, *declared, *self.params))
         return {**declared, shift: 0.0, last: spike_times.UNKNOWN}
 
-    def _own_names(self) -> Collection[str]:
-        return tuple(dict.fromkeys((*self.params, *self.sizes, *self.configuration, *checks.COMMON)))
-
     def __setattr__(self, name: str, value: Any) -> None:
         if name in self.params:
             parameters.set_parameter(self, name, value)

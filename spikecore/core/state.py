@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, Callable, ClassVar, Collection, Dict, Lis
 import torch
 from torch import Tensor, nn
 
-from spikecore._base import misnamed
 from spikecore.backend import BackendError
 from spikecore.context import PLAIN, compile_time, is_batched, is_compiling, is_exporting, is_transforming
 from spikecore.core import checks
@@ -38,25 +37,7 @@ FOR_AUTHORS = frozenset(
 )
 
 
-class FixedParts(nn.Module):
-    """A layer with fixed parts: AttributeError where a module or a parameter of another name is set. Subclasses outside
-    of spikecore, ``add_module`` and ``register_parameter`` are free.
-    """
-
-    #: Names that may be set, and that the error lists: modules, parameters and options.
-    _parts: ClassVar[Tuple[str, ...]] = ()
-
-    def _own_names(self) -> Collection[str]:
-        """Attributes that are for others to set."""
-        return self._parts
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if isinstance(value, (nn.Module, nn.Parameter)) and name not in self._own_names():
-            misnamed.check_part(self, name, self._own_names())
-        super().__setattr__(name, value)
-
-
-class Stateful(FixedParts):
+class Stateful(nn.Module):
     """A module with state over time.
 
     step: ``"multi"`` (input ``[T, *N]``) or ``"single"`` (input ``[*N]``).
@@ -137,16 +118,11 @@ class Stateful(FixedParts):
         """The states that no gradient passes from one call to the next."""
         return ()
 
-    def _own_names(self) -> Collection[str]:
-        return (*self._parts, *self.configuration)
-
     if TYPE_CHECKING:  # a parameter may be a number, which nn.Module's own annotation leaves out
 
         def __getattr__(self, name: str) -> Any: ...
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if not (name in self.__dict__ or name.startswith("_") or hasattr(type(self), name)):
-            misnamed.check_new(self, name, value, self._own_names())
         check = self.configuration.get(name)
         super().__setattr__(name, value if check is None else check(type(self).__name__, name, value))
 
@@ -263,7 +239,7 @@ def carry_no_more(module: Stateful) -> None:
         keep(module, None)
 
 
-class Stepped(FixedParts):
+class Stepped(nn.Module):
     """A module whose input is ``[T, ...]`` with ``step="multi"``, and that of one step with ``step="single"``."""
 
     #: Reason why this module takes no single steps, and the way out; "" if it does.

@@ -49,8 +49,6 @@ class Between(Stateful):
     #: For ``sc.explain``.
     looped = "its module sees all neurons of a step, and a kernel computes each neuron by itself"
 
-    _parts = ("charge", "module", "fire")
-
     def __init__(self, charge: Neuron, module: nn.Module, fire: Neuron, *, step: str = "multi") -> None:
         super().__init__(step)
         for name, part in (("charge", charge), ("fire", fire)):

@@ -6,7 +6,6 @@ from typing import Any, Callable, List, Optional
 
 from torch import Tensor, nn
 
-from spikecore.core.state import FixedParts
 from spikecore.layers._stateless import TimeBatched, counts, makers, normalised, silenced
 
 #: Makes the neuron of one place, and the normalisation of so many channels.
@@ -16,7 +15,7 @@ MakeNorm = Callable[[int], nn.Module]
 _CONNECT = ("add", "and", "iand")
 
 
-class SEWBlock(FixedParts):
+class SEWBlock(nn.Module):
     """Spike-element-wise residual block: the block's spikes and those of its input are joined element by element.
 
     ::
@@ -44,8 +43,6 @@ class SEWBlock(FixedParts):
     one that is not whole and for a module where a function makes them.
     Source: Fang, Yu, Chen, Huang, Masquelier, Tian: Deep Residual Learning in Spiking Neural Networks. NeurIPS 2021.
     """
-
-    _parts = ("body", "shortcut")
 
     def __init__(
         self,
@@ -95,7 +92,7 @@ class SEWBlock(FixedParts):
         return f"connect={self.connect!r}"
 
 
-class MSBlock(FixedParts):
+class MSBlock(nn.Module):
     """Membrane-shortcut residual block: potentials are added, and the neurons stand before the convolutions.
 
     ::
@@ -119,8 +116,6 @@ class MSBlock(FixedParts):
     them. Source: Hu, Deng, Wu, Yao, Li: Advancing Spiking Neural Networks Toward Deep Residual Learning. arXiv
     2112.08954, 2021; IEEE TNNLS 2024; and their program.
     """
-
-    _parts = ("body", "shortcut")
 
     def __init__(
         self,
@@ -165,7 +160,7 @@ def convolution(channels: int, out: int, size: int, stride: int) -> nn.Module:
     return nn.Conv2d(channels, out, size, stride, size // 2, bias=False)
 
 
-class SpikingSelfAttention(FixedParts):
+class SpikingSelfAttention(nn.Module):
     """Self-attention of spikes, without softmax: products of spikes are not negative.
 
     ::
@@ -191,8 +186,6 @@ class SpikingSelfAttention(FixedParts):
     multiple of ``heads`` and for an input of another shape, TypeError for a module where a function makes them.
     Source: Zhou, Zhu, He, Wang, Yan, Tian, Yuan: Spikformer: When Spiking Neural Network Meets Transformer. ICLR 2023.
     """
-
-    _parts = ("query", "key", "value", "fire", "projected")
 
     def __init__(
         self,
@@ -262,13 +255,11 @@ class Tokens(nn.Module):
         return x.flatten(-2).transpose(-2, -1)
 
 
-class EachToken(FixedParts):
+class EachToken(nn.Module):
     """Modules that see tokens as samples: ``[..., B, N, C] -> [..., B, N, C]``, computed as ``[..., B N, C]``.
 
     modules: called one after the other, such as a linear layer, a batch normalisation of ``C`` channels and a neuron.
     """
-
-    _parts = ("body",)
 
     def __init__(self, *modules: nn.Module) -> None:
         super().__init__()

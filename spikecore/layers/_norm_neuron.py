@@ -18,7 +18,6 @@ from spikecore.core.modules import calls_as
 from spikecore.core.neuron import Neuron
 from spikecore.core.noted import NotedCall, signature
 from spikecore.core.observe import Results
-from spikecore.core.state import FixedParts
 from spikecore.dtypes import NAMES
 from spikecore.layers import _batch_norm_stats as stats
 from spikecore.words import a_kind
@@ -27,7 +26,7 @@ from spikecore.words import a_kind
 Norms = Sequence[stats.Norm]
 
 
-class NormNeuron(FixedParts):
+class NormNeuron(nn.Module):
     """Batch normalisation in front of a neuron, with a shortcut if there is one, as one layer.
 
     ::
@@ -96,8 +95,6 @@ class NormNeuron(FixedParts):
         super().__init__()
         self.norm, self.shortcut, self.shortcut_norm, self.neuron = norm, shortcut, shortcut_norm, neuron
         self.channel_dim, self.fused, self.reason = channel_dim, fused, None
-
-    _parts = ("norm", "shortcut", "shortcut_norm", "neuron", "channel_dim", "fused")
 
     def __setattr__(self, name: str, value: Any) -> None:
         _check_no_tensor(self, name, value)

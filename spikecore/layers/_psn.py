@@ -59,7 +59,6 @@ class PSN(Stepped):
     mixes_time = True
     #: For :func:`spikecore.layers.pack`, the part whose output this gives.
     output_of = "fire"
-    _parts = ("fire", "weight", "bias")
 
     def __init__(self, steps: int, *, surrogate: Optional[Surrogate] = None) -> None:
         super().__init__()
@@ -115,7 +114,6 @@ class SlidingPSN(Stateful):
 
     #: For :func:`spikecore.layers.pack`, the part whose output this gives.
     output_of = "fire"
-    _parts = ("fire", "weight", "bias")
 
     def __init__(self, order: int, *, surrogate: Optional[Surrogate] = None, step: str = "multi") -> None:
         super().__init__(step)

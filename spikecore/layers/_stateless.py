@@ -60,8 +60,6 @@ class TimeBatched(Stepped):
     ``x`` was taken.
     """
 
-    _parts = ("module",)
-
     def __init__(self, *modules: nn.Module, step: str = "multi") -> None:
         super().__init__()
         if not modules:
@@ -205,7 +203,6 @@ class TEBN(Stepped):
 
     only_multi = "it has a factor for each step of a sequence; stream in multi-step calls of its number of steps"
     mixes_time = True
-    _parts = ("norm", "scale")
 
     def __init__(self, channels: int, steps: int, *, dims: int = 2, **keywords: Any) -> None:
         super().__init__()

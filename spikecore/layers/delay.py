@@ -89,7 +89,6 @@ class Delay(Stateful):
     with Learnable Spacings. ICLR 2024.
     """
 
-    _parts = ("linear", *PARAMS, "max_delay", "learn")
     max_delay: int
     learn: Tuple[str, ...]
     linear: Any

@@ -7,14 +7,14 @@ from typing import Any, Optional, Tuple, Union
 from torch import Tensor, nn
 
 from spikecore.core import checks
-from spikecore.core.state import FixedParts, Stateful, Stepped
+from spikecore.core.state import Stateful, Stepped
 from spikecore.layers.delay import Delay
 
 #: Names of the inputs that something is added to, or the only one.
 Into = Union[None, str, Tuple[str, ...]]
 
 
-class Feedback(FixedParts):
+class Feedback(nn.Module):
     """One of several ways back within :class:`spikecore.Recurrent`: an output, a module, and inputs that it adds to::
 
         sc.Recurrent(
@@ -32,8 +32,6 @@ class Feedback(FixedParts):
     output: the number of the output that comes back, from 0; None where the neuron has one.
     detach: whether what comes back is a constant for backward.
     """
-
-    _parts = ("module", "into", "output", "detach")
 
     def __init__(
         self, module: nn.Module, *, into: Into = None, output: Optional[int] = None, detach: bool = False

@@ -176,12 +176,6 @@ class Recurrent(Stateful):
             raise ValueError(f"Recurrent: of a list each Feedback has its {of}; set it there, net.feedbacks[0].{of}")
         super().__setattr__(name, value)
 
-    def _own_names(self) -> Collection[str]:
-        ways = [
-            name for name, other in (("linear", "feedbacks"), ("feedbacks", "linear")) if other not in self._modules
-        ]
-        return (*super()._own_names(), "neuron", *ways)
-
     @property
     def several(self) -> bool:
         """True if this is more than one module from one output into one input, beside which all inputs are given."""

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from spikecore.core import checks
 from spikecore.core.neuron import Neuron
-from spikecore.core.state import FixedParts
 from spikecore.lang import ops
 from spikecore.layers import TimeBatched, counts
 from spikecore.neurons._recurrent import Recurrent
@@ -68,10 +67,8 @@ class FiringLSTMCell(Neuron):
         return (self.spike(mem - p.threshold, strict=True), mem), {"syn": syn, "mem": mem}
 
 
-class _Gated(FixedParts):
+class _Gated(nn.Module):
     """A layer of all steps, and the gates that it drives. Weights begin uniform, within ``bound``."""
-
-    _parts = ("linear", "recurrent")
 
     def __init__(self, forward: nn.Module, recurrent: Recurrent, bound: float) -> None:
         super().__init__()
