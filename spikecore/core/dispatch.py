@@ -147,7 +147,7 @@ class Dispatch:
     numbers: Dict[str, float] = field(default_factory=dict)
     #: Kind of call -> its runner. Keys are content: neurons of one program share compiled code, and agree on the keys.
     runners: Dict[CallKind, Runner] = field(default_factory=dict)
-    #: Calls that passed every check, by their signature: of :class:`~spikecore.core.noted.NotedCall`.
+    #: Calls that passed every check, by their signature: of :class:`~spikecore.core.call.NotedCall`.
     noted: Dict[Tuple[Any, ...], Any] = field(default_factory=dict)
     #: Dispatches of the transformed programs, by the transform (:meth:`of`), and by its name and fields
     #: (:meth:`by_fields`).

@@ -20,9 +20,8 @@ from spikecore.graph._calls import (
     values,
 )
 from spikecore.graph._folding import computed, feature_axis, folded, norm_source
-from spikecore.graph._parts import Parts, read_parts
+from spikecore.graph._in_place import Parts, Rewritten, read_block, read_parts
 from spikecore.graph._read import NotFollowed, layers_in_turn, read
-from spikecore.graph._rewritten import Rewritten, read_block
 
 __all__ = [
     "CONVOLUTIONS",

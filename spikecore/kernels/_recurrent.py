@@ -27,8 +27,7 @@ from spikecore.context import no_autocast
 from spikecore.dtypes import compute_dtype
 from spikecore.kernels._autograd import KernelCall, apply
 from spikecore.kernels._call import Call, Kernels, channels_of
-from spikecore.kernels._delays import Delays
-from spikecore.kernels._feedback_call import Cotangents, Drives, FeedbackCall
+from spikecore.kernels._feedback_call import Cotangents, Delays, Drives, FeedbackCall
 from spikecore.kernels._feedback_steps import FeedbackLaunch, FeedbackSteps
 from spikecore.kernels._layout import Layout, fitted_param, gradient, resolved
 from spikecore.kernels._runner import KernelRunner

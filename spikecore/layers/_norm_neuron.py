@@ -12,11 +12,10 @@ from spikecore._base.running import Runner
 from spikecore.backend import Tensors, Unsupported
 from spikecore.context import COMPILED, EAGER, PLAIN, is_exporting, world
 from spikecore.core import checks, observe, vectors
-from spikecore.core.call import arguments, call, checked_state, named_state
+from spikecore.core.call import NotedCall, arguments, call, checked_state, named_state, signature
 from spikecore.core.dispatch import Dispatch
 from spikecore.core.modules import calls_as
 from spikecore.core.neuron import Neuron
-from spikecore.core.noted import NotedCall, signature
 from spikecore.core.observe import Results
 from spikecore.dtypes import NAMES
 from spikecore.layers import _batch_norm_stats as stats

@@ -8,7 +8,6 @@ from spikecore.neurons._adaptive import *
 from spikecore.neurons._compartments import *
 from spikecore.neurons._leaky import *
 from spikecore.neurons._lif import *
-from spikecore.neurons._membrane import *
 from spikecore.neurons._nonlinear import *
 from spikecore.neurons._recurrent import *
 from spikecore.neurons._vectors import *

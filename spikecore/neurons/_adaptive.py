@@ -7,8 +7,7 @@ from typing import Any, Dict, Tuple
 from spikecore.core import checks
 from spikecore.core.neuron import Neuron
 from spikecore.lang import ops
-from spikecore.neurons._lif import LIF
-from spikecore.neurons._membrane import Membrane
+from spikecore.neurons._lif import LIF, Membrane
 
 __all__ = ["ALIF", "CLIF", "GLIF", "LI", "CobaLIF", "Synaptic"]
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from spikecore.core.neuron import Neuron
 from spikecore.lang import ops
-from spikecore.neurons._membrane import Membrane
+from spikecore.neurons._lif import Membrane
 
 __all__ = ["BRF", "TCLIF", "SEAdLIF"]
 

@@ -15,8 +15,7 @@ from spikecore._base.running import packed as side_by_side
 from spikecore.backend import FEEDBACK_BIAS, FEEDBACK_WEIGHT, Feedback, Runner, Tensors
 from spikecore.context import EAGER, PLAIN, autocast_dtype
 from spikecore.core import vectors
-from spikecore.core.call import arguments, with_values
-from spikecore.core.noted import NotedCall
+from spikecore.core.call import NotedCall, arguments, with_values
 
 #: Outputs, states as they were given if they were asked for, and recorded states.
 FedResults = Tuple[Tensors, Optional[Tensors], Tensors]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Dict, Tuple
 
 from spikecore.lang import ops
-from spikecore.neurons._membrane import Membrane
+from spikecore.neurons._lif import Membrane
 
 __all__ = ["EIF", "QIF", "Izhikevich"]
 

@@ -12,10 +12,9 @@ from torch.func import functional_call
 from spikecore.backend import Tensors, Unsupported
 from spikecore.context import COMPILED, EAGER, autocast_dtype, is_compiling, world
 from spikecore.core import checks, observe, vectors
-from spikecore.core.call import call
+from spikecore.core.call import call, signature
 from spikecore.core.modules import calls_as, has_hooks
 from spikecore.core.neuron import Neuron
-from spikecore.core.noted import signature
 from spikecore.core.state import State, Stateful
 from spikecore.dtypes import compute_dtype
 from spikecore.layers import Delay, Feedback

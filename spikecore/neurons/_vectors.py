@@ -6,7 +6,7 @@ from typing import Any, Dict, Optional, Tuple
 
 from spikecore.core.neuron import Neuron
 from spikecore.lang import ops, vector
-from spikecore.neurons._membrane import Membrane
+from spikecore.neurons._lif import Membrane
 
 __all__ = ["DHLIF", "SpikingSSM"]
 
