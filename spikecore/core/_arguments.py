@@ -39,21 +39,9 @@ def with_defaults(init: _Init) -> _Init:
             by_position = [name for name, each in named.items() if each.kind is not each.KEYWORD_ONLY]
             missing = named.keys() & defaults.keys() - {*by_position[: len(args)], *options}
             options.update({name: defaults[name] for name in missing})
-        if options and not _takes_any(init):
-            _check_taken(type(neuron), init, options)
         init(neuron, *args, **options)
 
     return constructor  # type: ignore[return-value]  # functools.wraps says nothing of the signature
-
-
-def _check_taken(cls: Any, init: Any, options: Mapping[str, Any]) -> None:
-    """Refuse an argument of neurons that a constructor does not pass on."""
-    lost = [name for name in options if name not in _named(init) and name in (*cls.params, *cls.sizes, *checks.COMMON)]
-    if lost:
-        raise TypeError(
-            f"{init.__qualname__} takes no {', '.join(map(repr, lost))}; have it pass on what it does not name: "
-            "def __init__(self, ..., **params): super().__init__(**params)"
-        )
 
 
 def declare_defaults(cls: Any, base: type) -> None:
@@ -65,7 +53,7 @@ def declare_defaults(cls: Any, base: type) -> None:
             continue
         declared = {**_attributes(cls, each, arguments), **_values(cls, each)}
         written = _named(vars(each).get("__init__"))
-        _check(cls, declared, written)
+        _check(cls, declared)
         defaults = {name: value for name, value in {**defaults, **declared}.items() if name not in written}
     cls._defaults = MappingProxyType(defaults)
     if "__init__" in vars(cls):
@@ -110,20 +98,13 @@ def _values(cls: Any, each: type) -> Dict[str, Any]:
     return changed
 
 
-def _check(cls: Any, declared: Mapping[str, Any], written: Mapping[str, inspect.Parameter]) -> None:
-    """Refuse a setting of another kind, and a default that an ``__init__`` beside it says otherwise."""
+def _check(cls: Any, declared: Mapping[str, Any]) -> None:
+    """Refuse a setting of another kind."""
     for name, value in declared.items():
         if name == "learn":
             parameters.names_to_learn(cls.__name__, value, tuple(cls.params))
         elif name in cls.configuration:
             cls.configuration[name](cls.__name__, name, value)
-        default = written[name].default if name in written else None
-        is_default = name in (*cls.configuration, *cls.params, *cls.sizes, "learn")
-        if is_default and default not in (None, inspect.Parameter.empty) and not _is_same(value, default):
-            raise TypeError(
-                f"{cls.__name__} has two defaults of {name}, {shown(value)} of the class and "
-                f"{shown(default)} in __init__; leave one of them out"
-            )
 
 
 def _is_same(value: Any, other: Any) -> bool:
@@ -140,12 +121,6 @@ def _named(init: Any) -> Mapping[str, inspect.Parameter]:
 
 #: The description of some arguments in a docstring.
 _LINE = re.compile(r"^(\*{0,2}\w+(?:, \*{0,2}\w+)*): .*(?:\n +.*)*", re.MULTILINE)
-
-
-@functools.lru_cache(maxsize=256)
-def _takes_any(init: Any) -> bool:
-    """True if a constructor has ``**options``."""
-    return any(each.kind is each.VAR_KEYWORD for each in inspect.signature(init).parameters.values())
 
 
 class Docstring:

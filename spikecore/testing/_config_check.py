@@ -172,9 +172,7 @@ def _words(config: Config) -> str:
 
 
 def cotangents_of(s: Subject, config: Config) -> Dict[str, Tensor]:
-    """Cotangents by the names of results, in their layouts; of a drawn neuron without those whose gradients hang on the
-    last digit.
-    """
+    """Cotangents by the names of results, in their layouts."""
     cotangents = {name: s.cotangent_of(name) for name in config.results}
     for name, g in cotangents.items():
         if config.cotangents == "huge":
@@ -185,10 +183,6 @@ def cotangents_of(s: Subject, config: Config) -> Dict[str, Tensor]:
             g[:-1] = 0.0
             if config.cotangents == "one":
                 g.flatten(1)[:, 1:] = 0.0
-    if s.drawn:
-        unsteady = s.unsteady(*_groups(config, cotangents))
-        keep = s.context.tensor(~unsteady, torch.float32).bool()
-        cotangents = {name: torch.where(keep, g, torch.zeros_like(g)) for name, g in cotangents.items()}
     return {
         name: (laid_step if name.startswith("final") else laid)(g, config.layout(f"g {name}"))
         for name, g in cotangents.items()

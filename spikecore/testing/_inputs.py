@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spikecore.testing._oracle import Array, Gradients, Oracle, Trajectory, run
+from spikecore.testing._oracle import Array, Oracle, Trajectory, run
 from spikecore.testing.tolerances import MARGIN, TOLERANCES
 
 #: Draws per neuron from which the first good one is taken; fewer for many neurons.
@@ -129,19 +129,6 @@ def settled(
             for a, b in zip(one.distances, other.distances):
                 fine &= (np.abs(b) > MARGIN) | ((a == 0) & (b == 0))
     return _first(draws, fine, oracle)
-
-
-def unsteady(right: Gradients, rough: Gradients, shape: Sequence[int]) -> Array:
-    """The neurons of which one of these gradients, of arrays ``[..., *N]``, is rough or large."""
-    found = np.zeros(tuple(shape), bool)
-    near = TOLERANCES["float32", "input gradient"]
-    pairs = [*zip(right.inputs, rough.inputs)]
-    pairs += [(a[n], b[n]) for a, b in ((right.state, rough.state), (right.params, rough.params)) for n in a]
-    with np.errstate(all="ignore"):
-        for a, b in pairs:
-            bad = ~((np.abs(a) < 10 * LARGEST) & (np.abs(a - b) <= SHARE * (near.rtol * np.abs(a) + near.atol)))
-            found |= bad.any(axis=0) if bad.ndim > found.ndim else bad
-    return found
 
 
 def dyadic(

@@ -14,7 +14,7 @@ from spikecore.dtypes import DTYPES, NARROW
 from spikecore.testing._config import Config, piece_lengths
 from spikecore.testing._context import Context
 from spikecore.testing._fixed import Rewritten, fixed, on_grids
-from spikecore.testing._inputs import dyadic, generator, laid_step, margin, repeated, rounded, settled, unsteady
+from spikecore.testing._inputs import dyadic, generator, laid_step, margin, repeated, rounded, settled
 from spikecore.testing._layers import Layer, feedback, normalisation
 from spikecore.testing._oracle import Array, Gradients, Oracle, Trajectory, adjoint, run, summed
 from spikecore.testing.compare import Mismatch, as_array, backward, same
@@ -179,15 +179,6 @@ class Subject:
         """Random numbers between 0 and 1."""
         return self._rng.random(tuple(shape))
 
-    def unsteady(self, outputs: Any, final: Any, trace: Any) -> Array:
-        """The neurons whose gradients in float32 differ too much from those in float64."""
-        single = self.run(np.float32)
-        return unsteady(
-            self.gradients_of(self.seen, outputs, final, trace),
-            self.gradients_of(single, outputs, final, trace, np.float32),
-            self.shape[1:],
-        )
-
     def backward(self, result: Tensor, cotangent: Tensor, **options: Any) -> None:
         """Run backwards from a result; it is an error of the backend if that is connected to nothing."""
         backward(self.of, [result], [cotangent], **options)
@@ -224,7 +215,6 @@ class Subject:
         output: Union[Tensor, Sequence[Optional[Tensor]], None],
         final: Optional[Mapping[str, Tensor]],
         trace: Optional[Mapping[str, Tensor]],
-        dtype: Any = np.float64,
     ) -> Gradients:
         """The oracle's gradients of a call that it ran, for these cotangents."""
         outputs: Sequence[Optional[Tensor]] = [output] if output is None or isinstance(output, Tensor) else output
@@ -234,7 +224,6 @@ class Subject:
             {name: as_array(value) for name, value in (final or {}).items()},
             {name: as_array(value) for name, value in (trace or {}).items()},
             piece_lengths(self.config.shape[0])[0] if self.config.call == "cut" else 0,
-            dtype,
         )
 
     @property

@@ -209,25 +209,24 @@ def adjoint(
     final: Optional[Mapping[str, Array]] = None,
     trace: Optional[Mapping[str, Array]] = None,
     cut: int = 0,
-    dtype: Any = np.float64,
 ) -> Gradients:
     """Gradients of a trajectory, in float64, given cotangents of outputs, of the final state and of recorded states.
 
-    cut: the step before which the state is detached. dtype: another one says how much rounding may change.
+    cut: the step before which the state is detached.
     """
     shape = seen.outputs[0].shape[1:]
-    zero = np.zeros(shape, dtype)
+    zero = np.zeros(shape)
     ends, matrices = dict(final or {}), seen.layer if isinstance(seen.layer, Matrices) else None
     names = {} if matrices is None else matrices.names
-    g: Dict[str, Array] = {name: np.asarray(ends.get(name, zero), dtype) for name in seen.start}
+    g: Dict[str, Array] = {name: np.asarray(ends.get(name, zero), float) for name in seen.start}
     g_inputs: List[Tuple[Array, ...]] = []
     sent: Dict[int, List[Array]] = {output: [] for output in names}
     fed = {output: np.stack([seen.start[name], *seen.outputs[output]]) for output, name in names.items()}
     g_params = {name: np.zeros(np.shape(value)) for name, value in seen.params.items()}
     for t in reversed(range(len(seen.steps))):
         for name, cotangent in (trace or {}).items():
-            g[name] = Moves.plus(g[name], np.asarray(cotangent[t], dtype))
-        g_out = [zero if cotangent is None else np.asarray(cotangent[t], dtype) for cotangent in outputs]
+            g[name] = Moves.plus(g[name], np.asarray(cotangent[t], float))
+        g_out = [zero if cotangent is None else np.asarray(cotangent[t], float) for cotangent in outputs]
         for output, name in names.items():
             g_out[output] = g_out[output] + g[name]
         inputs, g, of_params = back(seen, t, g, g_out)

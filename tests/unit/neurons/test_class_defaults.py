@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, Dict
+from typing import Any
 
 import numpy as np
 import pytest
@@ -141,13 +141,6 @@ def test_arguments_of_ones_own() -> None:
 
     with pytest.raises(TypeError, match="width"):
         Here()
-
-
-def writes(**attributes: Any) -> Dict[str, Any]:
-    def init(self: Any, *, reset: str = "hard", **options: Any) -> None:
-        sc.LIF.__init__(self, reset=reset, **options)
-
-    return {"__init__": init, **attributes}
 
 
 test_refused = refusals.table(__file__, globals(), np)
