@@ -19,7 +19,7 @@ import re
 from types import MappingProxyType
 from typing import Any, Callable, Collection, Dict, List, Mapping, Optional, TypeVar
 
-from spikecore.core import checks, parameters, vectors
+from spikecore.core import parameters, vectors
 from spikecore.words import shown
 
 _Init = TypeVar("_Init", bound=Callable[..., None])
