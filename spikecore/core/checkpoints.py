@@ -91,8 +91,6 @@ def _fault(neuron: Any, name: str, key: str, value: Optional[Tensor], after: Map
             f"size mismatch for {key}: copying a param with shape {value.shape} from checkpoint, the shape in current "
             f"model is {torch.Size(here)}."
         )
-    if value.numel() == 0 and name not in neuron._parameters and torch.as_tensor(getattr(neuron, name)).numel():
-        return f"{key} has shape {list(value.shape)}, no value, and {name} of {owner} has values here"
     if learnt is not None and learnt.ndim == 0 and value.numel() > 1:  # torch before 2.1 would take the first
         return (
             f"{key} has shape {list(value.shape)}, and {name} is one learnt value for all here; make the {owner} "

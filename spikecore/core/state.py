@@ -20,10 +20,8 @@ from typing import TYPE_CHECKING, Any, Callable, ClassVar, Collection, Dict, Lis
 import torch
 from torch import Tensor, nn
 
-from spikecore.backend import BackendError
 from spikecore.context import PLAIN, compile_time, is_batched, is_compiling, is_exporting, is_transforming
 from spikecore.core import checks
-from spikecore.words import a_kind
 
 State = Dict[str, Tensor]
 
@@ -137,13 +135,6 @@ class Stateful(nn.Module):
             # dtypes stay, and so does every bit: state is float32 or float64 whatever the parameters are turned into
             self.__dict__["_state"] = {name: _moved(fn(value), value) for name, value in self._state.items()}
         return super()._apply(fn, *args, **kwargs)
-
-    def __prepare_scriptable__(self) -> Any:
-        """Hook of torch.jit.script; raises, because a neuron cannot be scripted."""
-        raise BackendError(
-            f"torch.jit.script cannot compile {a_kind(self)}, whose program is made when it is called; use "
-            "torch.compile or torch.export"
-        )
 
     def __getstate__(self) -> Dict[str, Any]:
         content = {**self.__dict__, "_calls": 0, "_carrying": 0}

@@ -220,12 +220,7 @@ class Delay(Stateful):
         if sigma is not None and self.training:
             learnt = "sigma" in self.learn
             return of._replace(sigma=ranges_["sigma"].equation(sigma, sigma.dtype) if learnt else sigma)
-        if weight is None or "delay" not in self.learn:
-            return of
-        # a learnt delay that is NaN has no whole number: it makes its weights NaN, so that it is seen here, too
-        spoilt = (0 * of.delay.detach()).to(weight.dtype)
-        beside = spoilt.ndim == weight.ndim or not of.places
-        return of._replace(weight=weight + (spoilt if beside else spoilt.sum()))
+        return of
 
     def _check_input(self, x: Tensor, of: Delayed) -> None:
         axons = of.weight is None

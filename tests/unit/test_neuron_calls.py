@@ -104,14 +104,6 @@ def test_compile_cold(name):
     assert torch.equal(compiled(x), plain(x))
 
 
-def test_jit_script():
-    """torch.jit.script of a network with a neuron names what works instead."""
-    with pytest.raises(
-        sc.backend.BackendError, match="torch.jit.script cannot compile a (LIF|Recurrent).*use torch.compile or"
-    ):
-        torch.jit.script(nn.Sequential(nn.Linear(3, 2), sc.LIF()))
-
-
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 @pytest.mark.parametrize(
     "make",

@@ -118,15 +118,6 @@ class TestSaved:
         net.load_state_dict(state)
         assert torch.equal(net[0].tau, state["0.tau"]) or value != value
 
-    @pytest.mark.parametrize("tau", [3.0, torch.tensor([2.0, 3.0])])
-    def test_no_value_is_refused(self, tau):
-        """An empty tensor would be an error of the next call; a layer without neurons loads it."""
-        net = nn.Sequential(sc.LIF(tau))
-        with pytest.raises(RuntimeError, match=r"0\.tau has shape \[0\], no value, and tau of LIF has values here"):
-            net.load_state_dict({"0.tau": torch.tensor([])})
-        assert torch.equal(torch.as_tensor(net[0].tau), torch.as_tensor(tau))
-        sc.LIF(torch.zeros(0)).load_state_dict({"tau": torch.tensor([])})
-
     def test_a_number_takes_a_value(self):
         """A single value stays a number, several become a tensor; both are checked."""
         lif = sc.LIF(2.0)
