@@ -288,7 +288,7 @@ def bench(**options: Any) -> None:
 @_options("--case", metavar="ID", help="Run this case, or those of a pattern, in this order: 'gradient/*'.")
 @_flag("--list", "list_cases", help="List the cases and what must hold. Run nothing.")
 @_option("--device", help="Device of torch. Without it the CPU if the backend takes it, else its first.")
-@_number("--seed", type=click.IntRange(0), help="Seed of generated and random cases (also: SPIKECORE_SEED).")
+@_number("--seed", type=click.IntRange(0), help="Seed of random programs (also: SPIKECORE_SEED).")
 @_flag("--require", help="A backend that cannot be tested is a failure (also: SPIKECORE_REQUIRE).")
 @_option("--json", "as_json", metavar="[FILE.json]", help="Write the report as JSON. Without a file, print it only.")
 @_flag("--report", "as_text", help="Print the report as Markdown, to be pasted into an issue.")

@@ -127,15 +127,9 @@ class Collection:
             raise ValueError(f"case {case.id!r} needs {', '.join(map(repr, unknown))}, which is no capability")
         self._cases[case.id] = case
 
-    def add_family(
-        self, prefix: str, make: Callable[[str], Case], redrawn: Callable[[Optional[int]], Optional[List[Case]]]
-    ) -> None:
-        """Cases that are drawn: their ids begin with ``prefix``.
-
-        make: gives the case of an id, of any seed; raises ``ValueError`` for one that there is not.
-        redrawn: gives the cases of a seed, None where those that were added are meant.
-        """
-        self._families[prefix] = (make, redrawn)
+    def add_family(self, prefix: str, make: Callable[[str], Case]) -> None:
+        """Add cases whose ids begin with ``prefix``. make: the case of an id; raises ``ValueError`` for none."""
+        self._families[prefix] = make
 
     def with_those_of(self, other: Iterable[Case]) -> Collection:
         """A new collection with these cases and others, whose ids are new."""
@@ -150,19 +144,16 @@ class Collection:
     def __len__(self) -> int:
         return len(self._cases)
 
-    def select(
-        self, tiers: Optional[Sequence[str]] = None, ids: Optional[Sequence[str]] = None, seed: Optional[int] = None
-    ) -> List[Case]:
+    def select(self, tiers: Optional[Sequence[str]] = None, ids: Optional[Sequence[str]] = None) -> List[Case]:
         """Cases of these tiers, or with these ids or patterns (``"bits/*"``); by default all.
 
         Ids match without regard to case. They are taken in the order in which they are given, since a failure may
-        depend on the case before. ``seed`` (else ``SPIKECORE_SEED``) draws others in the place of those of the tiers
-        generated and random.
+        depend on the case before.
         """
         for tier in tiers or ():
             if tier not in TIERS:
                 raise ValueError(f"tier {tier!r} must be one of {', '.join(TIERS)}")
-        every = sorted(self._of_seed(seed), key=lambda case: TIERS.index(case.tier))
+        every = sorted(self, key=lambda case: TIERS.index(case.tier))
         if ids is None:
             return [case for case in every if case.tier in (tiers or TIERS)]
         chosen: Dict[str, Case] = {}
@@ -187,18 +178,10 @@ class Collection:
 
     def made(self, id: str) -> Optional[Case]:
         """The case of this id in a family, None if it belongs to none. Raises ``ValueError`` if its family has none."""
-        for prefix, (make, _) in self._families.items():
+        for prefix, make in self._families.items():
             if id.startswith(prefix):
                 return make(id)
         return None
-
-    def _of_seed(self, seed: Optional[int]) -> List[Case]:
-        every = list(self._cases.values())
-        for prefix, (_, redrawn) in self._families.items():
-            others = redrawn(seed)
-            if others is not None:
-                every = [case for case in every if not case.id.startswith(prefix)] + others
-        return every
 
     def near(self, id: str) -> str:
         """The ids that are like a wrong one, for an error."""

@@ -382,21 +382,6 @@ def _around(
     return found
 
 
-def configs(can: Callable[..., bool], dtypes: Names, neurons: Sequence[Tuple[Any, str]], shapes: Sequence[Any]) -> Any:
-    """Calls of the suite's neurons, each given as model and reset."""
-
-    @st.composite
-    def drawn(draw: Any) -> Config:
-        model, reset = draw(st.sampled_from(neurons))
-        shape = draw(st.sampled_from(shapes))
-        facts = model.oracle.inputs, tuple(model.oracle.rest), tuple(model.params), model.outputs
-        found = _around(draw, can, dtypes, shape, facts, "")
-        found["cotangents"] = draw(st.sampled_from(("plain", "huge", "nan")))
-        return Config(model.name, reset, shape=shape, **found)
-
-    return drawn()
-
-
 # -- examples of a strategy
 
 #: Seconds of computing in which a failing example is made simpler.

@@ -1,4 +1,4 @@
-"""Generated cases: a configuration is text that reads back, a failing one is made simpler, seeds draw others."""
+"""Generated cases: a configuration is text that reads back, a failing one is made simpler."""
 
 from __future__ import annotations
 
@@ -6,16 +6,12 @@ import re
 
 import pytest
 import torch
-from click.testing import CliRunner
 
 import refusals
 import spikecore as sc
 from plain_loop import Plain
 from spikecore.backend import Capabilities
-from spikecore.cli import app
 from spikecore.testing import CASES, check_backend, installed
-
-GENERATED = [case.id for case in CASES.select(ids=["generated/*=*"])]
 
 
 class TestText:
@@ -36,32 +32,6 @@ class TestText:
         assert CASES.get("generated/dtype=float8") is None
         with pytest.raises(ValueError, match="dtype=float8 must be"):
             CASES.select(ids=["generated/dtype=float8"])
-
-
-class TestSeeds:
-    """Another seed draws other calls."""
-
-    def test_by_argument_or_by_the_environment(self, monkeypatch):
-        """The same ones for the same seed; their ids are their texts."""
-        ids = [case.id for case in CASES.select(["generated"], seed=7)]
-        assert len(ids) == len(set(ids)) == len(GENERATED) + 2
-        assert len(set(ids) & set(GENERATED)) < 5
-        monkeypatch.setenv("SPIKECORE_SEED", "7")
-        assert [case.id for case in CASES.select(["generated"])] == ids
-        monkeypatch.delenv("SPIKECORE_SEED")
-        assert CASES.select(["generated"])[0].id == GENERATED[0]
-
-    def test_the_command_takes_a_seed(self, monkeypatch):
-        """It lists the cases of that seed."""
-        monkeypatch.setenv("SPIKECORE_SEED", "1")  # put back afterwards
-        told = CliRunner().invoke(app, ["conformance", "torch", "--tier", "generated", "--seed", "7", "--list"])
-        assert "generated/seed-7" in told.stdout
-        assert GENERATED[0] not in told.stdout
-
-    def test_what_another_seed_draws_passes(self):
-        """On the reference, eight of them."""
-        some = [case.id for case in CASES.select(["generated"], seed=3)][:8]
-        assert {result.outcome for result in check_backend("torch", cases=some)} == {"passed"}
 
 
 @pytest.mark.parametrize(
