@@ -64,13 +64,6 @@ def declaration(cls: Any, base: type) -> None:
                 f"{cls.__name__}.states has {name!r} start at {value!r}; give a number or the name of a parameter, or "
                 "sc.vector(n) for n values"
             )
-    if "dynamics" in vars(cls):
-        try:
-            inspect.signature(cls.dynamics).bind(None, None, None, None)
-        except TypeError as error:
-            raise TypeError(
-                f"{cls.__name__}.dynamics must take self, x, s, p: the input, the states and the parameters ({error})"
-            ) from error
     reset = cls.reset_states
     if isinstance(reset, str) or any(name not in cls.states for name in reset or ()):
         raise TypeError(f"{cls.__name__}.reset_states={reset!r} must be a tuple of names of states, or None for all")
