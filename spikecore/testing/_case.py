@@ -73,7 +73,7 @@ class Collection:
 
     def __init__(self) -> None:
         self._cases: Dict[str, Case] = {}
-        self._families: Dict[str, Tuple[Callable[[str], Case], Callable[[Optional[int]], Optional[List[Case]]]]] = {}
+        self._families: Dict[str, Callable[[str], Case]] = {}
 
     def add(
         self,
