@@ -13,6 +13,7 @@ import inspect
 import random
 from collections import deque
 from contextlib import contextmanager
+from types import FunctionType, MethodType, ModuleType
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
@@ -405,33 +406,65 @@ def _generators() -> Tuple[Any, ...]:
     return random.getstate(), of_numpy, torch.get_rng_state()
 
 
-#: Containers whose content may change in place: lists of a user's, and torch's tables of parameters and modules.
+#: Containers whose content may change in place.
 _CONTAINERS_OF_PYTHON = (list, dict, set, deque)
+#: Types of values that are not searched for values that a user's forward keeps.
+_OPAQUE = (nn.Module, Tensor, fx.Proxy, type, FunctionType, MethodType, ModuleType)
+#: Beginnings of the modules of classes whose objects keep caches.
+_NOT_OF_USERS = ("torch.", "spikecore.")
 
 
-def _content(attributes: Dict[str, Any]) -> Dict[str, Tuple[Any, Any]]:
-    """Each attribute, and the content of one that is a container; None for another one."""
-    held = _CONTAINERS_OF_PYTHON
-    return {name: (value, copy.copy(value) if isinstance(value, held) else None) for name, value in attributes.items()}
+def _container(value: Any) -> Any:
+    """A container of Python itself, or the attributes of an object of the user's; None for another value."""
+    if isinstance(value, (*_CONTAINERS_OF_PYTHON, tuple)):
+        return value
+    if isinstance(value, _OPAQUE) or any(kind.__module__.startswith(_NOT_OF_USERS) for kind in type(value).__mro__):
+        return None
+    return getattr(value, "__dict__", None)
 
 
-def _put_back(attributes: Dict[str, Any], before: Dict[str, Tuple[Any, Any]]) -> List[str]:
+def _content(value: Any, around: Tuple[int, ...] = (), objects: bool = True) -> Any:
+    """The content of a container of Python or of an object, and of those within it; None for another value, and within
+    itself. Objects within an object are left out.
+    """
+    container = _container(value)
+    if container is None or id(value) in around or not (objects or container is value):
+        return None
+    objects = objects and container is value
+    inner = [(each, _content(each, (*around, id(value)), objects)) for each in _items(container)]
+    return copy.copy(container), inner
+
+
+def _put_back(attributes: Dict[str, Any], before: Any) -> List[str]:
     """Make attributes what they were; the names of those that were not."""
-    changed = [*(attributes.keys() - before.keys())]
-    for name, (value, held) in before.items():
-        is_same = name in attributes and attributes[name] is value
-        if not is_same or (held is not None and _items(value) != _items(held)):
+    were, inner = before
+    changed = [*(attributes.keys() - were.keys())]
+    for name, value in were.items():
+        if attributes.get(name) is not value or name not in attributes or _changes(value, _content_of(value, inner)):
             changed.append(name)
-            if held is not None:
-                value.clear()
-                (value.update if isinstance(value, (dict, set)) else value.extend)(held)
     if changed:
         attributes.clear()
-        attributes.update({name: value for name, (value, _) in before.items()})
+        attributes.update(were)
     return changed
 
 
-def _items(container: Any) -> List[int]:
-    """What a container holds, by identity."""
-    items = [each for pair in container.items() for each in pair] if isinstance(container, dict) else container
-    return [*map(id, items)]
+def _content_of(value: Any, inner: List[Tuple[Any, Any]]) -> Any:
+    return next((content for each, content in inner if each is value), None)
+
+
+def _changes(value: Any, content: Any) -> bool:
+    """Tell whether a container or an object holds something else than it did, which it then holds again."""
+    if content is None:
+        return False
+    held, inner = content
+    value = _container(value)
+    changed = sum(_changes(each, within) for each, within in inner) > 0
+    if [*map(id, _items(value))] != [*map(id, _items(held))]:
+        value.clear()
+        (value.update if isinstance(value, (dict, set)) else value.extend)(held)
+        changed = True
+    return changed
+
+
+def _items(value: Any) -> List[Any]:
+    return [each for pair in value.items() for each in pair] if isinstance(value, dict) else [*value]

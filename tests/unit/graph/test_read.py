@@ -2,6 +2,7 @@
 
 import copy
 import random
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -219,6 +220,32 @@ class Steps(Parts):
         return torch.stack([self.a(x_t) for x_t in x])
 
 
+class RecordsWithin(Parts):
+    def __init__(self):
+        super().__init__()
+        self.kept = {"spikes": []}
+        self.kept["itself"] = self.kept
+
+    def forward(self, x):
+        self.kept["spikes"].append(self.a(x))
+        return x
+
+
+@dataclass
+class Memory:
+    v: object = None
+
+
+class KeepsInObject(Parts):
+    def __init__(self):
+        super().__init__()
+        self.memories = [Memory()]
+
+    def forward(self, x):
+        self.memories[0].v = self.a(x)
+        return self.memories[0].v
+
+
 class OtherWeights(Parts):
     def __init__(self):
         super().__init__()
@@ -300,6 +327,8 @@ class View(Parts):
         (DropsPath, "draws random numbers itself"),
         (Noise, "draws random numbers itself"),
         (NoGrad, r"forward of NoGrad at '0' .* within torch\.no_grad"),
+        (RecordsWithin, r"changes RecordsWithin\.kept"),
+        (KeepsInObject, r"changes KeepsInObject\.memories"),
         (OtherWeights, r"forward of OtherWeights at '0' .* it changes Linear\._parameters before a call"),
         (OtherThreshold, r"it changes LIF\.threshold before a call"),
         (HookForACall, r"it changes Linear\._forward_hooks before a call"),
