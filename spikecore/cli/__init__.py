@@ -276,7 +276,7 @@ def bench(**options: Any) -> None:
     + _examples(
         "conformance torch --tier core",
         "conformance mine --case 'gradient/*'",
-        "conformance mine --json report.json",
+        "conformance mine --json report.json --badge badge.svg",
     ),
 )
 @click.argument("name", required=False)
@@ -291,6 +291,8 @@ def bench(**options: Any) -> None:
 @_number("--seed", type=click.IntRange(0), help="Seed of random programs (also: SPIKECORE_SEED).")
 @_flag("--require", help="A backend that cannot be tested is a failure (also: SPIKECORE_REQUIRE).")
 @_option("--json", "as_json", metavar="[FILE.json]", help="Write the report as JSON. Without a file, print it only.")
+@_path("--junit", "junit_file", help="Write the report as JUnit XML.")
+@_path("--badge", "badge_file", help="Write the verdict as an SVG badge.")
 @_flag("--report", "as_text", help="Print the report as Markdown, to be pasted into an issue.")
 @_path("--compare", metavar="OLD.json", help="Say what changed since this report. What got worse is a failure.")
 @_path("--merge", "merged", metavar="A.json B.json", multiple=True, help="Run nothing. Merge reports of parts.")

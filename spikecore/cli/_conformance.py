@@ -7,7 +7,7 @@ import os
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 import click
 from rich.console import Console
@@ -26,8 +26,10 @@ from spikecore.testing.reports import (
     OUTCOMES,
     PARTIAL,
     Changes,
+    badge,
     cases_of,
     changes,
+    junit,
     markdown,
     merge,
 )
@@ -60,6 +62,8 @@ def conformance(
     seed: Optional[int],
     require: bool,
     as_json: Optional[str],
+    junit_file: Optional[Path],
+    badge_file: Optional[Path],
     compare: Optional[Path],
     merged: Sequence[Path],
     as_text: bool,
@@ -79,7 +83,7 @@ def conformance(
         if name is None and not merged:
             raise click.UsageError("name a backend, as in: spikecore conformance torch")
         json_file = None if as_json in (None, STDOUT) else Path(as_json)
-        _can_write(json_file)
+        _can_write({"--json": json_file, "--junit": junit_file, "--badge": badge_file})
         if compare is not None:
             changes(compare, [])  # a wrong file is said before minutes of work
         if merged:
@@ -92,6 +96,7 @@ def conformance(
         raise click.UsageError(str(error)) from error
     facts = json.dumps({**report.as_dict(), **({"changes": changed._asdict()} if changed else {})}, indent=2)
     files = {} if json_file is None else {json_file: f"{facts}\n"}
+    files.update({path: form(report) for path, form in ((junit_file, junit), (badge_file, badge)) if path})
     for path, text in files.items():
         path.write_text(text, encoding="utf-8")
     written = [f"wrote {path}" for path in files]
@@ -117,12 +122,13 @@ def _merge(name: Optional[str], files: Sequence[Path], chosen: Any, require: boo
     return report
 
 
-def _can_write(path: Optional[Path]) -> None:
-    """Raise ``ValueError`` where the file of ``--json`` cannot be written, before minutes of work."""
-    if path is not None and not path.parent.is_dir():
-        raise ValueError(f"--json {path}: there is no folder {path.parent}; make it first")
-    if path is not None and path.is_dir():
-        raise ValueError(f"--json {path}: that is a folder; name a file")
+def _can_write(files: Mapping[str, Optional[Path]]) -> None:
+    """Raise ``ValueError`` where the file of an option cannot be written, before minutes of work."""
+    for option, path in files.items():
+        if path is not None and not path.parent.is_dir():
+            raise ValueError(f"{option} {path}: there is no folder {path.parent}; make it first")
+        if path is not None and path.is_dir():
+            raise ValueError(f"{option} {path}: that is a folder; name a file")
 
 
 def _run(name: str, tier: Sequence[str], case: Sequence[str], quiet: bool, require: bool, device: Any) -> Report:

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from spikecore.testing._conformance import BackendConformance
     from spikecore.testing._expected import Excuse, ExpectedFailure
     from spikecore.testing._install import installed
+    from spikecore.testing._report import Report, check_backend, examine
     from spikecore.testing._verdict import Result, Verdict, conforms, judge
-    from spikecore.testing.reports import Report, check_backend, examine
     from spikecore.testing.tolerances import TOLERANCES, Tolerance
 
 __all__ = [
@@ -69,7 +69,7 @@ _MODULES = {
     "_conformance": ("BackendConformance",),
     "_expected": ("Excuse", "ExpectedFailure"),
     "_install": ("installed",),
-    "reports": ("Report", "check_backend", "examine"),
+    "_report": ("Report", "check_backend", "examine"),
     "tolerances": ("TOLERANCES", "Tolerance"),
     "_verdict": ("Result", "Verdict", "conforms", "judge"),
 }

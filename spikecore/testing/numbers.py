@@ -20,8 +20,8 @@ import spikecore as sc
 from spikecore.backend import ANY_DEVICE, BackendError
 from spikecore.testing._context import Context, choose_device, device_fault, device_name
 from spikecore.testing._oracle import Array
+from spikecore.testing._report import versions
 from spikecore.testing._runner import prepare
-from spikecore.testing.reports import versions
 
 #: Time steps of the calls: unrolled, and as a loop with a remainder.
 _STEPS = (4, 20)

@@ -1,38 +1,17 @@
-"""Reports: the results of a run with backend, device, versions and date; reports of parts, and what changed."""
+"""Reports of the suite for others: JUnit XML, an SVG badge, a text for an issue, changes since an earlier report."""
 
 from __future__ import annotations
 
-import json
-import platform
 import re
-import time
 from collections import Counter
-from dataclasses import dataclass
-from datetime import datetime, timezone
+from html import escape
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, Iterable, List, NamedTuple, Tuple
+from xml.etree import ElementTree
 
-import torch
-
-import spikecore
-from spikecore.backend import BACKEND_API, BackendError, BackendUnavailable
-from spikecore.plugins.registry import default_registry
-from spikecore.testing._case import TIERS
 from spikecore.testing._cases import cases_of
-from spikecore.testing._context import device_name
-from spikecore.testing._expected import Excuse
-from spikecore.testing._runner import Session, prepare, required, stale_ids
-from spikecore.testing._verdict import (
-    CONFORMS,
-    DOES_NOT_CONFORM,
-    NOT_TESTED,
-    OUTCOMES,
-    PARTIAL,
-    RANKS,
-    Result,
-    Verdict,
-    judge,
-)
+from spikecore.testing._report import Report, merge, read
+from spikecore.testing._verdict import CONFORMS, DOES_NOT_CONFORM, NOT_TESTED, OUTCOMES, PARTIAL, RANKS, Result
 
 __all__ = [
     "CONFORMS",
@@ -41,214 +20,118 @@ __all__ = [
     "OUTCOMES",
     "PARTIAL",
     "Changes",
+    "badge",
     "cases_of",
     "changes",
+    "junit",
     "markdown",
     "merge",
 ]
 
+# -- JUnit
 
-@dataclass(frozen=True)
-class Report:
-    """Report of a run of the suite on one backend."""
-
-    backend: str
-    results: Tuple[Result, ...]
-    #: Torch device, "" where the backend could not be used, and what it is called.
-    device: str
-    device_name: str
-    #: Versions: ``spikecore``, ``distribution`` (the backend's, with its version), ``torch``, ``python``, ``contract``;
-    #: and ``by``, what really computes, where the backend says so.
-    versions: Mapping[str, str]
-    #: When the run began, in UTC, and how long it took in seconds.
-    date: str
-    seconds: float
-    required: bool = False
-
-    @property
-    def verdict(self) -> Verdict:
-        """The verdict on these results."""
-        return judge(self.results)
-
-    @property
-    def exit_code(self) -> int:
-        """Exit code of the verdict; 1 if a required backend was not tested."""
-        verdict = self.verdict
-        return 1 if self.required and verdict.word == NOT_TESTED else verdict.exit_code
-
-    @property
-    def seeds(self) -> Dict[str, int]:
-        """Seeds that cases drew their inputs from, by name."""
-        return {name: seed for result in self.results for name, seed in result.seeds.items()}
-
-    def counts(self, tier: Optional[str] = None) -> Dict[str, int]:
-        """Outcome -> number of cases, of one tier or of all."""
-        chosen = [result for result in self.results if tier in (None, result.tier)]
-        return {outcome: sum(result.outcome == outcome for result in chosen) for outcome in OUTCOMES}
-
-    def tiers(self) -> List[str]:
-        """The tiers that have results, in their order."""
-        return [tier for tier in TIERS if any(result.tier == tier for result in self.results)]
-
-    def as_dict(self) -> Dict[str, Any]:
-        """Everything, for JSON."""
-        verdict = self.verdict
-        return {
-            "backend": self.backend,
-            "verdict": verdict.word,
-            "conforms": verdict.word == CONFORMS,
-            "summary": str(verdict),
-            "left_out": dict(verdict.left_out),
-            "versions": dict(self.versions),
-            "device": {"device": self.device, "name": self.device_name},
-            "date": self.date,
-            "seconds": round(self.seconds, 3),
-            "seeds": self.seeds,
-            "counts": self.counts(),
-            "tiers": {tier: self.counts(tier) for tier in self.tiers()},
-            "results": [result.as_dict() for result in self.results],
-        }
+#: Characters that XML 1.0 cannot hold, escaped or not.
+_ILLEGAL = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
-def read(path: Path) -> Tuple[str, Report]:
-    """The verdict and the report that ``--json`` wrote to a file.
-
-    Raises ``ValueError`` for a file that cannot be read, or that is no such report.
+def junit(report: Report) -> str:
+    """JUnit XML in the form that Jenkins' schema takes and pytest calls xunit2: properties stand at the test suite,
+    since that schema has none at a test case.
     """
-    try:
-        said = json.loads(path.read_text(encoding="utf-8"))
-        rows = [{**row, "lacking": tuple(row.get("lacking", ()))} for row in said["results"]]
-        results = tuple(Result(**row) for row in rows)
-        unknown = sorted({result.outcome for result in results} - {*OUTCOMES})
-        if unknown:
-            raise ValueError(f"it has outcomes that are none: {', '.join(unknown)}")
-        device = said["device"]
-        facts = (said["versions"], said["date"], said["seconds"])
-        return said["verdict"], Report(said["backend"], results, device["device"], device["name"], *facts)
-    except OSError as error:
-        raise ValueError(f"the earlier report {str(path)!r} cannot be read: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{str(path)!r} is no report that --json wrote: {error}") from error
-
-
-def merge(paths: Sequence[Path], require: bool = False) -> Report:
-    """One report of several, which ``--json`` wrote: for a suite that is run in parts.
-
-    Raises ``ValueError`` for a file that is no report, for reports of different backends, devices, versions or seeds,
-    and for a case that two of them have.
-    """
-    reports = [read(path)[1] for path in paths]
-    first = reports[0]
-    results: Dict[str, Result] = {}
-    origin: Dict[str, Path] = {}
-    drawn: Dict[str, Tuple[int, Path]] = {}
-    for path, report in zip(paths, reports):
-        for what in ("backend", "device", "device_name", "versions"):
-            ours, theirs = getattr(first, what), getattr(report, what)
-            if ours != theirs:
-                raise ValueError(
-                    f"--merge: {str(path)!r} has {what.replace('_', ' ')} {theirs!r}, and {str(paths[0])!r} {ours!r}; "
-                    "reports of one backend, device and environment can be merged"
-                )
-        for name, seed in report.seeds.items():
-            other, earlier = drawn.setdefault(name, (seed, path))
-            if seed != other:
-                raise ValueError(
-                    f"--merge: {str(path)!r} has {seed} as the seed of {name}, and {str(earlier)!r} {other}; run the "
-                    "parts with one --seed"
-                )
-        for result in report.results:
-            # what is said of the backend as a whole is in each part
-            if result.id in origin and result.outcome != "stale" and not result.id.startswith("backend/"):
-                both = f"{str(path)!r} and {str(origin[result.id])!r} both have case {result.id!r}"
-                raise ValueError(f"--merge: {both}; each case must be in one report alone")
-            results[result.id], origin[result.id] = result, path
-    ordered = tuple(sorted(results.values(), key=lambda result: TIERS.index(result.tier)))
-    date, seconds = min(report.date for report in reports), sum(report.seconds for report in reports)
-    return Report(first.backend, ordered, first.device, first.device_name, first.versions, date, seconds, require)
-
-
-def examine(
-    name: str,
-    *,
-    tiers: Optional[Sequence[str]] = None,
-    cases: Optional[Sequence[str]] = None,
-    expected_failures: Mapping[str, Excuse] = {},  # never written to
-    require: Optional[bool] = None,
-    device: Optional[str] = None,
-    progress: Optional[Callable[[Result], None]] = None,
-) -> Report:
-    """Run the conformance suite against a backend; :attr:`Report.verdict` says what it amounts to.
-
-    tiers: those to run, of :data:`~spikecore.testing._case.TIERS`; by default all but ``product``.
-    cases: ids, or patterns such as ``"gradient/*"``, instead of whole tiers, in the order in which they are to run.
-    expected_failures: case id -> reason or :class:`~spikecore.testing._expected.ExpectedFailure`, beside those in the
-    backend's own attribute of this name. One that passes, fails in another way, or names no case, is a failure.
-    require: whether an unusable backend is a failure; by default whether ``SPIKECORE_REQUIRE`` names it.
-    device: torch device to run on; by default the CPU if the backend takes it, else its first that exists here.
-    progress: called with each result as it comes.
-
-    Raises ``ValueError`` for a tier, a case or a device that there is not.
-    """
-    results: List[Result] = []
-
-    def done(result: Result) -> None:
-        results.append(result)
-        if progress is not None:
-            progress(result)
-
-    must = required(name) if require is None else require
-    date, started = datetime.now(timezone.utc).replace(microsecond=0).isoformat(), time.perf_counter()
-    used = ""
-    try:
-        collection = cases_of(name)
-        chosen = collection.select(tiers, cases)
-        bench = prepare(name, device)
-    except BackendUnavailable as error:
-        why = f"{error}; it is required" if must else str(error)
-        done(Result("backend/available", "core", "failed" if must else "unavailable", 0.0, why))
-    except BackendError as error:
-        done(Result("backend/available", "core", "error", 0.0, str(error)))
-    else:
-        used = bench.device
-        expected = bench.expected(expected_failures)
-        for stale in stale_ids(expected, collection):
-            done(stale)
-        session = Session(bench, expected)
-        for case in chosen:
-            done(session.run(case))
-        ran = any(result.tier == "core" and result.outcome in ("passed", "failed", "xfailed") for result in results)
-        if not cases and (tiers is None or "core" in tiers) and not ran:
-            done(Result("backend/core-ran", "core", "failed", 0.0, f"no core case ran on backend {name!r}"))
-    seconds = time.perf_counter() - started
-    return Report(name, tuple(results), used, device_name(used), versions(name), date, seconds, must)
-
-
-def check_backend(name: str, **options: Any) -> List[Result]:
-    """Run the conformance suite against a backend; one :class:`Result` per case. Options and errors are those of
-    :func:`examine`, which gives the verdict as well; ``conforms(results)`` is whether that is ``conforms``.
-    """
-    return list(examine(name, **options).results)
-
-
-def versions(name: str) -> Dict[str, str]:
-    """Versions of all that a result depends on; ``by`` is what really computes, where a loaded backend says so."""
-    rows = [row for row in default_registry().status() if row.name == name]
-    provider = f"{rows[0].distribution} {rows[0].version}".strip() if rows else ""
-    return {
-        **({"by": rows[0].detail} if rows and rows[0].state == "ready" and rows[0].detail else {}),
-        "spikecore": spikecore.__version__,
-        "distribution": provider,
-        "torch": str(torch.__version__),
-        "python": platform.python_version(),
-        "contract": ".".join(map(str, BACKEND_API)),
+    counts = report.counts()
+    suites = ElementTree.Element("testsuites")
+    suite = ElementTree.SubElement(
+        suites,
+        "testsuite",
+        name=f"spikecore conformance {report.backend}",
+        tests=str(len(report.results)),
+        failures=str(counts["failed"] + counts["stale"]),
+        errors=str(counts["error"]),
+        skipped=str(counts["xfailed"] + counts["unsupported"] + counts["unavailable"]),
+        time=f"{report.seconds:.3f}",
+        timestamp=report.date[:19],  # the schema takes no time zone; it is UTC
+    )
+    facts = {
+        "verdict": report.verdict.word,
+        "device": report.device,
+        "device_name": report.device_name,
+        **{f"version.{name}": version for name, version in report.versions.items()},
+        **{f"seed.{name}": str(seed) for name, seed in report.seeds.items()},
     }
+    properties = ElementTree.SubElement(suite, "properties")
+    for name, value in facts.items():
+        ElementTree.SubElement(properties, "property", name=f"spikecore.{name}", value=_ILLEGAL.sub("?", value))
+    for result in report.results:
+        _add(suite, report.backend, result)
+    text = ElementTree.tostring(suites, encoding="unicode")
+    return f'<?xml version="1.0" encoding="utf-8"?>\n{text}\n'
+
+
+def _add(suite: ElementTree.Element, backend: str, result: Result) -> None:
+    place = f"spikecore.conformance.{backend}.{result.tier}"
+    case = ElementTree.SubElement(suite, "testcase", classname=place, name=result.id, time=f"{result.seconds:.3f}")
+    message = _ILLEGAL.sub("?", result.message)
+    first = message.partition("\n")[0]
+    if result.outcome == "error":
+        ElementTree.SubElement(case, "error", type="error", message=first).text = message
+    elif not result.ok:
+        ElementTree.SubElement(case, "failure", type=result.outcome, message=first).text = message
+    elif result.outcome != "passed":
+        ElementTree.SubElement(case, "skipped", type=result.outcome, message=first)
+
+
+# -- badge
+
+_COLOURS = {CONFORMS: "#2e7d32", PARTIAL: "#9a6700", NOT_TESTED: "#6e7781", DOES_NOT_CONFORM: "#c62828"}
+#: Widths of characters of 11 px Verdana, of others, and the margin at each side. Texts are fitted to these widths, so
+#: that another font looks the same.
+_WIDTHS = {**dict.fromkeys("ijl.,:;|'", 3.4), **dict.fromkeys("frt -()[]/", 4.6), **dict.fromkeys("mwMW@%", 10.3)}
+_OTHER, _MARGIN = 6.7, 7
+
+_TEMPLATE = """<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="20" role="img" aria-label="{title}">
+  <title>{title}</title>
+  <clipPath id="corners"><rect width="{width}" height="20" rx="3"/></clipPath>
+  <g clip-path="url(#corners)">
+    <rect width="{left}" height="20" fill="#444d56"/>
+    <rect x="{left}" width="{right}" height="20" fill="{colour}"/>
+  </g>
+  <g fill="#fff" font-family="Verdana,DejaVu Sans,sans-serif" font-size="11" text-anchor="middle">
+    <text x="{label_x}" y="14" textLength="{label_width}">{label}</text>
+    <text x="{value_x}" y="14" textLength="{value_width}">{value}</text>
+  </g>
+</svg>
+"""
+
+
+def badge(report: Report) -> str:
+    """SVG without fonts or scripts of its own: ``spikecore mine | conforms: 1590 of 1600``, the number of cases that
+    passed, and of the default suite; of a backend that does not conform the number of cases that are wrong.
+    """
+    verdict = report.verdict
+    label, value = f"spikecore {report.backend}", verdict.word
+    if verdict.word in (CONFORMS, PARTIAL):
+        value = f"{value}: {verdict.passed} of {verdict.suite}"
+    elif verdict.word == DOES_NOT_CONFORM:
+        value = f"{value}: {verdict.wrong} wrong of {verdict.total}"
+    widths = [round(sum(_WIDTHS.get(letter, _OTHER) for letter in text)) for text in (label, value)]
+    left, right = (width + 2 * _MARGIN for width in widths)
+    return _TEMPLATE.format(
+        width=left + right,
+        left=left,
+        right=right,
+        colour=_COLOURS[verdict.word],
+        title=escape(f"{label}: {value}"),
+        label=escape(label),
+        value=escape(value),
+        label_x=left / 2,
+        value_x=left + right / 2,
+        label_width=widths[0],
+        value_width=widths[1],
+    )
 
 
 # -- a text
 
-#: Characters that a text for people does not hold.
-_ILLEGAL = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 #: Wrong cases that a text shows, and characters of each message.
 _SHOWN, _LENGTH = 20, 1500
 

@@ -1,4 +1,4 @@
-"""Reports for programs: JSON, what changed, and reports of parts."""
+"""Reports for programs: JUnit, the badge, what changed; each in the form that its readers take."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from click.testing import CliRunner
@@ -13,8 +14,25 @@ from click.testing import CliRunner
 from plain_loop import Plain
 from spikecore.cli import app
 from spikecore.testing import CASES, Report, Result, installed
-from spikecore.testing.reports import changes, markdown
+from spikecore.testing.reports import badge, changes, junit, markdown
 
+#: What Jenkins' junit-10.xsd, which pytest calls xunit2, allows: element -> attributes, children.
+SCHEMA = {
+    "testsuites": ({"name", "time", "tests", "failures", "disabled", "errors"}, {"testsuite"}),
+    "testsuite": (
+        {*"name tests failures errors time disabled skipped timestamp hostname id package".split()},
+        {"properties", "testcase", "system-out", "system-err"},
+    ),
+    "properties": (set(), {"property"}),
+    "property": ({"name", "value"}, set()),
+    "testcase": (
+        {"name", "assertions", "time", "classname", "status"},
+        {"skipped", "error", "failure", "system-out", "system-err"},
+    ),
+    "skipped": ({"message", "type"}, set()),
+    "error": ({"message", "type"}, set()),
+    "failure": ({"message", "type"}, set()),
+}
 VERSIONS = {"spikecore": "1.0", "distribution": "mine 2", "torch": "2.0", "python": "3.8", "contract": "1.1"}
 
 
@@ -32,9 +50,80 @@ def run(*arguments: str) -> Any:
     return CliRunner().invoke(app, ["conformance", *arguments])
 
 
+def check(element: Any) -> None:
+    """Attributes and children are those of the schema."""
+    attributes, children = SCHEMA[element.tag]
+    assert set(element.attrib) <= attributes, element.tag
+    assert {child.tag for child in element} <= children, element.tag
+    for child in element:
+        check(child)
+
+
 OUTCOMES = {
     "a": "passed", "b": "failed", "c": "error", "d": "stale", "e": "xfailed", "f": "unsupported", "g": "unavailable",
 }  # fmt: skip
+
+
+class TestJunit:
+    """The XML."""
+
+    def test_it_is_of_the_schema(self) -> None:
+        """Elements, attributes and counts; no properties at a test case."""
+        root = ElementTree.fromstring(junit(report(**OUTCOMES)).encode())
+        check(root)
+        (suite,) = root
+        assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("7", "2", "1")
+        assert suite.get("skipped") == "3"
+        assert suite.get("timestamp") == "2026-01-02T03:04:05"
+        tags = [(case.get("name"), [child.tag for child in case]) for case in suite.iter("testcase")]
+        failing = {"b": "failure", "c": "error", "d": "failure", "e": "skipped", "f": "skipped", "g": "skipped"}
+        assert tags == [(f"forward/{id}", [failing[id]] if id in failing else []) for id in OUTCOMES]
+
+    def test_the_verdict_and_the_versions_are_properties_of_the_suite(self) -> None:
+        """Where the schema has a place for them."""
+        root = ElementTree.fromstring(junit(report(a="passed")).encode())
+        properties = {one.get("name"): one.get("value") for one in root.iter("property")}
+        assert properties["spikecore.verdict"] == "partial"
+        assert properties["spikecore.device_name"] == "A & B"
+        assert properties["spikecore.version.torch"] == "2.0"
+
+    def test_what_xml_cannot_hold_is_replaced(self) -> None:
+        """A message may have any character."""
+        (failure,) = ElementTree.fromstring(junit(report(b="failed")).encode()).iter("failure")
+        assert failure.text == "<failed>\nof? b & ?[31m"
+        assert failure.get("message") == "<failed>"
+
+
+class TestBadge:
+    """The picture."""
+
+    @pytest.mark.parametrize(
+        ("outcome", "says", "colour"),
+        [
+            ("passed", "partial: 1 of ", "#9a6700"),
+            ("failed", "does not conform: 1 wrong of 1", "#c62828"),
+            ("xfailed", "not tested", "#6e7781"),
+        ],
+    )
+    def test_it_says_the_verdict(self, outcome: str, says: str, colour: str) -> None:
+        """In words, in a colour, and for those who hear it."""
+        text = badge(report(a=outcome))
+        root = ElementTree.fromstring(text)
+        assert root.tag == "{http://www.w3.org/2000/svg}svg"
+        shown = [element.text or "" for element in root.iter("{http://www.w3.org/2000/svg}text")]
+        assert shown[0] == "spikecore mine"
+        assert shown[1].startswith(says)
+        assert colour in text
+        assert root.get("aria-label") == f"{shown[0]}: {shown[1]}"
+
+    def test_it_has_the_counts_of_a_suite_with_excuses(self) -> None:
+        """One that conforms says how many cases passed, and of how many."""
+        cases = CASES.select()
+        outside = CASES.select(["robust"])[0].id
+        ended = {case.id: "xfailed" if case.id == outside else "passed" for case in cases}
+        results = tuple(Result(case.id, case.tier, ended[case.id], 0.0) for case in cases)
+        text = badge(replace(report(a="passed"), results=results))
+        assert f"conforms: {len(cases) - 1} of {len(cases)}" in text
 
 
 class TestMarkdown:
@@ -202,15 +291,18 @@ class TestMerge:
 
 
 class TestFiles:
-    """The option that writes."""
+    """The options that write."""
 
-    def test_the_screen_has_what_it_has_without_a_file(self, tmp_path: Path) -> None:
-        """And the file has the verdict."""
-        path = tmp_path / "out.json"
-        result = run("torch", "--case", "forward/lif-hard", "--json", str(path))
+    def test_all_at_once(self, tmp_path: Path) -> None:
+        """The screen has what it has without them."""
+        paths = {kind: tmp_path / f"out.{kind}" for kind in ("json", "junit", "badge")}
+        arguments = [word for kind, path in paths.items() for word in (f"--{kind}", str(path))]
+        result = run("torch", "--case", "forward/lif-hard", *arguments)
         assert result.exit_code == 3
         assert "backend 'torch': partial" in result.output
-        assert json.loads(path.read_text())["verdict"] == "partial"
+        assert json.loads(paths["json"].read_text())["verdict"] == "partial"
+        check(ElementTree.fromstring(paths["junit"].read_bytes()))
+        assert ">partial: 1 of " in paths["badge"].read_text()
 
     @pytest.mark.parametrize(
         "arguments",
