@@ -46,11 +46,11 @@ def scan(
 
     def flat(*values: Tensor) -> Sequence[Tensor]:
         following, outputs = step(values[:n], values[n:m], values[m:])
-        return [own(value) for value in (*following, *outputs)]
+        return [_own(value) for value in (*following, *outputs)]
 
     with torch.no_grad():
         results = compute(
-            flat, [own(value) for value in carry], [x.contiguous() for x in inputs], tuple(map(own, constants))
+            flat, [_own(value) for value in carry], [x.contiguous() for x in inputs], tuple(map(_own, constants))
         )
     return tuple(results[:n]), tuple(results[n:])
 
@@ -60,6 +60,6 @@ def operator() -> Any:
     return getattr(torch.ops.higher_order, "scan", None)
 
 
-def own(value: Tensor) -> Tensor:
+def _own(value: Tensor) -> Tensor:
     """A copy in memory of its own, in the usual order of dimensions."""
     return value.clone(memory_format=torch.contiguous_format)
