@@ -101,8 +101,8 @@ def _bounded(largest: float, unit: float) -> Optional[Whole]:
 
 
 class Packing:
-    """Packing and unpacking, the part of a backend that every one has: by operations of PyTorch where it says nothing
-    else, which take about six passes over the numbers.
+    """Packing, unpacking and products of spikes, the part of a backend that every one has: by operations of PyTorch
+    where it says nothing else, of which packing takes about six passes over the numbers.
     """
 
     def pack(self, numbers: Tensor, whole: Whole) -> Bits:
@@ -124,6 +124,24 @@ class Packing:
                 same = numbers == (small if whole.unit == 1.0 else small * whole.unit)
             data = small if whole.bits == 8 else _gathered(small, whole.bits)
             return Bits(data, torch.where(same.all(), 1.0, float("nan")).float())
+
+    def adds_rows(self, rows: int, count: int, width: int, dtype: torch.dtype) -> bool:
+        """True if :meth:`sparse_product` may add rows ``[width]`` for an ``x [rows, count]``; False, as here, for none.
+        Cheap, since each call of a layer asks.
+        """
+        return False
+
+    def sparse_product(
+        self, x: Tensor, table: Tensor, bias: Optional[Tensor] = None, always: bool = False
+    ) -> Optional[Tensor]:
+        """``x @ table + bias`` of an ``x [n, k]`` that is mostly 0, by adding up rows of ``table [k, m]``; None, as
+        here, where a dense product takes no longer.
+
+        Of a contiguous ``x`` each sum begins with the bias ``[m]`` and is in the order of the columns of ``x``, so that
+        no row of the result depends on another one. ``always``: where rows can be added, they are. ``x`` has at least
+        one number, dtypes are the same, and rows whose number is 0 are not read.
+        """
+        return None
 
     def unpack(self, bits: Bits, whole: Whole, count: int, dtype: torch.dtype) -> Tensor:
         """The numbers ``[count]`` of :meth:`pack`, in their dtype: new memory.

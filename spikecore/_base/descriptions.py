@@ -14,7 +14,7 @@ Api = Union[int, Tuple[int, int]]
 #: right plugin may ignore: attributes, methods and fields with a default that changes nothing, capabilities that are
 #: off. A major version may ask something new of every plugin, or take something away. A plugin of a newer version is
 #: refused: what it relies on would be ignored.
-BACKEND_API: Tuple[int, int] = (1, 6)
+BACKEND_API: Tuple[int, int] = (1, 7)
 OLDEST_API: Tuple[int, int] = (1, 0)
 
 #: A device entry that stands for every device PyTorch has.

@@ -3,10 +3,11 @@
 Autograd keeps the input of a linear layer or a convolution for the gradient of the weight. Where that is spikes, a bit
 each is enough. Rules of this module:
 
-- Outputs and gradients are torch's, by the same calls.
+- Outputs and gradients are torch's, by the same calls, unless a backend adds rows of the weight instead.
 - What the input holds is said, by ``largest`` and ``unit`` of a layer. Whether it is so is checked while it is packed,
   without waiting for a device: on a CPU other numbers raise, elsewhere the gradient of the weight is NaN.
 - Packing and unpacking are two ops of torch, which ``torch.compile`` keeps as they are. A backend computes them.
+- Compiled graphs have dense products.
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from spikecore._base.bits import Bits, Whole, memory_order
+from spikecore._base.errors import Unsupported
 from spikecore.context import (
     COMPILES,
     PLAIN,
     autocast_dtype,
+    is_autocast,
     is_compiling,
     is_exporting,
     is_plain,
@@ -56,7 +59,7 @@ class _Packed(nn.Module):
 
 
 class PackedLinear(_Packed, nn.Linear):
-    """``nn.Linear`` that keeps its input as bits for backward: ``[..., C] -> [..., D]``, with gradients of torch's.
+    """``nn.Linear`` for spikes: ``[..., C] -> [..., D]``. It keeps its input as bits for backward.
 
     The input must hold whole numbers from 0 to ``largest``, times ``unit``: with the defaults spikes, 0 or 1, which
     take a bit each. Numbers up to 3 take two bits, up to 15 four, up to 255 eight. Behind a sum of n spikes ``largest``
@@ -70,7 +73,13 @@ class PackedLinear(_Packed, nn.Linear):
     Second derivatives raise RuntimeError: :func:`spikecore.layers.unpack` puts torch's layers back. Names in
     ``state_dict`` are those of ``nn.Linear``, and so are all other arguments.
 
+    On a CPU with spikecore-numba a call that has few spikes adds up the columns of the weight for what fired, in the
+    order of the inputs, and so do its gradients. A dense product takes the others, and those that are compiled,
+    exported, transformed, or under autocast without gradients. Outputs and gradients are then torch's to rounding.
+
     args, keywords: those of ``nn.Linear``.
+    in_order: if true, every output is a sum in the order of the inputs, at any rate, so that single steps have the bits
+        of a sequence. A call that cannot do so raises :class:`spikecore.backend.Unsupported`.
     largest: the largest number in the input, divided by ``unit``; 1 to 255.
     unit: what numbers in the input are multiples of; a power of 2 from 1/128 to 128.
 
@@ -78,11 +87,28 @@ class PackedLinear(_Packed, nn.Linear):
     128, and :class:`spikecore.backend.Unsupported` for torch before 2.6.
     """
 
+    in_order: bool = False
+
+    def __init__(self, *args: Any, in_order: bool = False, **keywords: Any) -> None:
+        super().__init__(*args, **keywords)
+        self.in_order = in_order
+
+    def extra_repr(self) -> str:
+        """The same, and whether sums are in order."""
+        return super().extra_repr() + (", in_order=True" if self.in_order else "")
+
     def forward(self, input: Tensor) -> Tensor:
         """``[..., C] -> [..., D]``."""
-        if not _keeps(input, self.weight):
-            return super().forward(input)
-        return _kept(input, self.weight, self.bias, self.spikes, [])
+        weight, bias = self.weight, self.bias
+        y = None
+        if _keeps(input, weight):
+            y = _kept(input, weight, bias, self.spikes, [], self.in_order)
+        elif self.in_order or (not is_compiling() and adds_rows(weight, input.numel() // self.in_features)):
+            if _is_constant(input, weight, bias):
+                y = _rows(input, weight.t(), bias, self.in_order)
+            if y is None and self.in_order:
+                raise _not_in_order(input)
+        return F.linear(input, weight, bias) if y is None else y
 
 
 class PackedConv2d(_Packed, nn.Conv2d):
@@ -106,19 +132,51 @@ class PackedConv2d(_Packed, nn.Conv2d):
             input, padding = F.pad(input, self._reversed_padding_repeated_twice, mode), (0, 0)
         form = [*self.stride, *padding, *self.dilation, self.groups]
         if input.ndim == 3:
-            return _kept(input.unsqueeze(0), weight, bias, self.spikes, form).squeeze(0)
-        return _kept(input, weight, bias, self.spikes, form)
+            return _kept(input.unsqueeze(0), weight, bias, self.spikes, form, False).squeeze(0)
+        return _kept(input, weight, bias, self.spikes, form, False)
 
 
 def _keeps(x: Tensor, weight: Tensor) -> bool:
     """True if a call keeps its input as bits."""
-    plain = not is_exporting() if is_compiling() else is_plain(x) and type(weight) in PLAIN
-    return plain and torch.is_grad_enabled() and weight.requires_grad and x.dtype in NAMES and x.numel() > 0
+    if not torch.is_grad_enabled() or not weight.requires_grad or x.dtype not in NAMES or not x.numel():
+        return False
+    return not is_exporting() if is_compiling() else is_plain(x) and type(weight) in PLAIN
 
 
-def _kept(x: Tensor, weight: Tensor, bias: Optional[Tensor], spikes: Whole, form: Form) -> Tensor:
-    run = torch.ops.spikecore.kept if is_compiling() else _Kept.apply
-    return run(*_autocast(x, weight, bias), *spikes, form)  # type: ignore[no-any-return]  # torch says nothing
+def _is_constant(x: Tensor, weight: Tensor, bias: Optional[Tensor]) -> bool:
+    """True if a call is eager, in the dtype of its factors, and nobody wants its gradient."""
+    if is_compiling() or not is_plain(x) or type(weight) not in PLAIN or is_autocast(x.device.type):
+        return False
+    factors = (x, weight) if bias is None else (x, weight, bias)
+    return not torch.is_grad_enabled() or not any(factor.requires_grad for factor in factors)
+
+
+def _kept(x: Tensor, weight: Tensor, bias: Optional[Tensor], spikes: Whole, form: Form, in_order: bool) -> Tensor:
+    factors = _autocast(x, weight, bias)
+    if not is_compiling():
+        return _Kept.apply(*factors, *spikes, form, in_order)  # type: ignore[no-any-return]  # torch says nothing
+    if in_order:
+        raise _not_in_order(x)
+    return torch.ops.spikecore.kept(*factors, *spikes, form)  # type: ignore[no-any-return]  # the same
+
+
+def _rows(x: Tensor, table: Tensor, bias: Optional[Tensor] = None, always: bool = False) -> Optional[Tensor]:
+    """``x @ table + bias`` by the backend that adds rows of ``table``; None where a product is to be dense."""
+    dtype, shape = x.dtype, x.shape
+    same = dtype == table.dtype and (bias is None or dtype == bias.dtype) and shape[-1:] == table.shape[:1]
+    if not same or not x.numel() or x.device != table.device:
+        return None
+    flat = x if x.ndim == 2 else x.reshape(-1, table.shape[0])
+    y: Optional[Tensor] = _by_backend(x.device.type, "sparse_product", flat, table, bias, always)
+    return y if y is None or x.ndim == 2 else y.view(*shape[:-1], table.shape[1])
+
+
+def _not_in_order(x: Tensor) -> Unsupported:
+    return Unsupported(
+        f"PackedLinear(in_order=True) cannot add rows for x of shape {list(x.shape)}, {x.dtype}, on {x.device}: it "
+        "takes a CPU with spikecore-numba, outside of torch.compile, torch.export, torch.func, and of autocast without "
+        "gradients; with gradients the weight needs one, too. Choose in_order=False"
+    )
 
 
 def _autocast(x: Tensor, *others: Optional[Tensor]) -> Sequence[Optional[Tensor]]:
@@ -134,7 +192,14 @@ class _Kept(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Optional[Tensor], largest: int, unit: float, form: Form
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Optional[Tensor],
+        largest: int,
+        unit: float,
+        form: Form,
+        in_order: bool = False,
     ) -> Tensor:
         # the order of memory, so that what is unpacked has the strides of x
         order = memory_order(x)
@@ -142,7 +207,10 @@ class _Kept(torch.autograd.Function):
         ctx.save_for_backward(data, right, weight)
         ctx.about = (x.shape, order, largest, unit, x.dtype)
         ctx.form, ctx.sizes = form, None if bias is None else [bias.shape[0]]
-        return _plain(x, weight, bias, largest, unit, form)
+        y = _rows(x, weight.t(), bias, in_order) if not form and is_plain(x) else None
+        if y is None and in_order:
+            raise _not_in_order(x)
+        return _plain(x, weight, bias, largest, unit, form) if y is None else y
 
     @staticmethod
     @once_differentiable
@@ -150,7 +218,7 @@ class _Kept(torch.autograd.Function):
         # read once: a checkpointed part is computed again for it
         saved = ctx.saved_tensors
         of = _of_convolution if ctx.form else _of_linear
-        return (*of(ctx, saved, grad), None, None, None)
+        return (*of(ctx, saved, grad), None, None, None, None)
 
 
 def _plain(x: Tensor, weight: Tensor, bias: Optional[Tensor], largest: int, unit: float, form: Form) -> Tensor:
@@ -164,8 +232,20 @@ def _parts(form: Form) -> Tuple[Any, Any, Any, int]:
 def _of_linear(ctx: Any, saved: Sequence[Tensor], grad: Tensor) -> Tuple[Optional[Tensor], ...]:
     weight, wants = saved[2], ctx.needs_input_grad
     flat = grad.reshape(-1, weight.shape[0])
-    of_weight = flat.t() @ _restored(saved, ctx.about).reshape(-1, weight.shape[1]) if wants[1] else None
-    of_input = (flat @ weight).view(ctx.about[0]) if wants[0] else None
+    of_input = of_weight = None
+    plain = is_plain(grad)
+    if wants[1]:
+        x = _restored(saved, ctx.about).reshape(-1, weight.shape[1])
+        of_weight = _rows(x.t(), flat) if plain else None
+        # as the weight lies, so that autograd copies nothing
+        if of_weight is not None or not weight.is_contiguous():
+            of_weight = (x.t() @ flat if of_weight is None else of_weight).t()
+        else:
+            of_weight = flat.t() @ x
+    if wants[0]:
+        # the gradient behind a surrogate of compact support is mostly 0, too
+        of_input = _rows(flat, weight) if plain else None
+        of_input = (flat @ weight if of_input is None else of_input).view(ctx.about[0])
     return of_input, of_weight, flat.sum(0) if wants[2] else None
 
 
@@ -286,10 +366,23 @@ if COMPILES:
 # -- in networks
 
 
+def lay(weight: Tensor, by_input: bool) -> None:
+    """Lay the weight ``[D, ...]`` of a linear layer in memory with the weights of an input side by side, or any as
+    torch's layers have it. Values and shape stay.
+    """
+    if type(weight) in PLAIN:
+        weight.data = weight.data.t().contiguous().t() if by_input else weight.data.contiguous()
+
+
+def adds_rows(weight: Tensor, rows: int) -> bool:
+    """True if a backend may add columns of a weight for what fired in so many rows."""
+    return bool(_by_backend(weight.device.type, "adds_rows", rows, weight.shape[1], weight.shape[0], weight.dtype))
+
+
 def as_kind(module: nn.Module, kind: Type[nn.Module], spikes: Optional[Whole] = None) -> nn.Module:
     """The same layer as another kind: parameters and hooks are those of ``module``."""
     made: Any = kind.__new__(kind)
-    vars(made).update({name: value for name, value in vars(module).items() if name != "spikes"})
+    vars(made).update({name: value for name, value in vars(module).items() if name not in ("spikes", "in_order")})
     if spikes is not None:
         made.spikes = spikes
     return made  # type: ignore[no-any-return]  # of this kind

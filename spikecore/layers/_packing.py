@@ -20,16 +20,18 @@ from spikecore.graph import Call, Graph, computed_by, read_parts
 from spikecore.lang.node import largest_count
 from spikecore.layers._blocks import Tokens
 from spikecore.layers._norm_neuron import NormNeuron
-from spikecore.layers._packed import PackedConv2d, PackedLinear, as_kind
+from spikecore.layers._packed import PackedConv2d, PackedLinear, adds_rows, as_kind, lay
 
 #: Torch's layers, and those that take their place.
 _PACKED: Mapping[Type[nn.Module], Type[nn.Module]] = {nn.Linear: PackedLinear, nn.Conv2d: PackedConv2d}
 #: Layers that give some of the numbers that they get, or 0, as often as may be.
 _KEEPING = (nn.Identity, nn.Flatten, nn.Unflatten, nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, Tokens)
+#: Rows, steps times samples, for which a backend is asked if it adds rows at all.
+MANY = 1 << 12
 _PRODUCTS = (operator.mul, operator.imul, torch.mul, "mul", "mul_")
 
 
-def pack(net: nn.Module) -> nn.Module:
+def pack(net: nn.Module, in_order: bool = False) -> nn.Module:
     """Put :class:`spikecore.layers.PackedLinear` and ``PackedConv2d`` into ``net`` behind neurons; gives ``net`` back.
 
     In the place of an ``nn.Linear`` or an ``nn.Conv2d`` that gets spikes in all of its calls. Known are the outputs of
@@ -43,6 +45,12 @@ def pack(net: nn.Module) -> nn.Module:
     Left as they are: subclasses, layers with a parametrisation, and those that are in the network twice. A part of the
     network that is called alone afterwards must be given what it gets in the network. :func:`unpack` undoes it.
 
+    On a CPU with spikecore-numba weights of the linear layers are laid by input (``weight.t()`` is contiguous), since
+    what fired adds columns of them. Shapes and values are the same.
+
+    in_order: if true, outputs of linear layers are sums in the order of the inputs, so that single steps have the bits
+        of a sequence: as of :class:`spikecore.layers.PackedLinear`.
+
     Raises TypeError for what is no module, and :class:`spikecore.backend.Unsupported` for torch before 2.6. Warns where
     there is no such layer, and says why.
     """
@@ -53,6 +61,9 @@ def pack(net: nn.Module) -> nn.Module:
     replace_modules(net, {module: as_kind(module, _PACKED[type(module)], spikes) for module, spikes in packed.items()})
     for layer in layers.keys() - packed.keys():
         layer.shortcut_spikes = tuple(layers[layer])  # type: ignore[assignment]  # plain numbers, for torch.compile
+    for linear in [layer for layer in net.modules() if type(layer) is PackedLinear]:
+        linear.in_order |= in_order
+        lay(linear.weight, adds_rows(linear.weight, MANY))
     if not layers and not is_packed(net):
         why = f": {'; '.join(reasons[:2])}" if reasons else ""
         warnings.warn(
@@ -71,7 +82,10 @@ def unpack(net: nn.Module) -> nn.Module:
     """
     check_network("sc.unpack", net)
     plain = {packed: kind for kind, packed in _PACKED.items()}
-    replace_modules(net, {old: as_kind(old, plain[type(old)]) for old in net.modules() if type(old) in plain})
+    packed = [module for module in net.modules() if type(module) in plain]
+    replace_modules(net, {old: as_kind(old, plain[type(old)]) for old in packed})
+    for old in packed:
+        lay(old.weight, False)  # type: ignore[arg-type]  # a parameter
     for module in net.modules():
         vars(module).pop("shortcut_spikes", None)
     return net

@@ -14,6 +14,7 @@ from spikecore_numba import CAPABILITIES
 from spikecore_numba.launches import Backward, Forward
 from spikecore_numba.normalising import Correction, Statistics
 from spikecore_numba.packing import Packer
+from spikecore_numba.rows import product, share
 from spikecore_numba.source import print_kernel
 from spikecore_numba.writer import BLOCK
 
@@ -58,3 +59,11 @@ class NumbaBackend(KernelBackend):
 
     def unpack(self, bits: Bits, whole: Whole, count: int, dtype: torch.dtype) -> Tensor:
         return _packer.unpack(bits, whole, count, dtype)
+
+    def adds_rows(self, rows: int, count: int, width: int, dtype: torch.dtype) -> bool:
+        return share(rows, count, width, dtype, torch.get_num_threads()) > 0
+
+    def sparse_product(
+        self, x: Tensor, table: Tensor, bias: Optional[Tensor] = None, always: bool = False
+    ) -> Optional[Tensor]:
+        return product(x, table, bias, always)

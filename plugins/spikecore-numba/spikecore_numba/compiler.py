@@ -35,6 +35,8 @@ Function = Callable[[bytes], None]
 BYTES = "bytes"
 #: The group of an argument that points to float64, whatever the arithmetic.
 DOUBLES = "doubles"
+#: The group of an argument that points to int32.
+INTS = "ints"
 
 #: Type of a value in memory: as Numba's name.
 _IN_MEMORY = {torch.float16: "uint16", torch.bfloat16: "uint16", torch.float32: "float32", torch.float64: "float64"}
@@ -80,6 +82,8 @@ def _type(argument: Argument, dtype: torch.dtype, compute: torch.dtype) -> str:
         return "*uint8"
     if argument.group == DOUBLES:
         return "*float64"
+    if argument.group == INTS:
+        return "*int32"
     if argument.kind in ("pointer", "history", "period"):
         return "*" + _IN_MEMORY[dtype if argument.group in STORED else compute]
     return _IN_MEMORY[compute] if argument.kind == "number" else "int64"

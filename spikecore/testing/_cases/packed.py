@@ -1,4 +1,4 @@
-"""Spikes as bits: ``Backend.pack`` and ``Backend.unpack``."""
+"""Spikes as bits, and products of spikes: ``Backend.pack``, ``unpack`` and ``sparse_product``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spikecore.backend import Whole
+from spikecore.backend import Whole, compute_dtype
 from spikecore.dtypes import DTYPES
 from spikecore.testing._case import Collection
 from spikecore.testing._context import Context
@@ -124,3 +124,45 @@ def others(context: Context) -> None:
     bits = context.backend.pack(torch.where(tensor == 0, -tensor, tensor), whole)
     if not bool(bits.right == 1):
         raise Mismatch(f"pack() of {count} numbers that are {whole} does not take -0 for 0")
+
+
+def in_order(x: Array, table: Array, bias: Array) -> Array:
+    """``x @ table + bias`` with sums that begin with the bias and go on in the order of the columns of ``x``."""
+    total = np.repeat(bias[None], len(x), 0)
+    for column, row in zip(x.T, table):
+        total += column[:, None] * row
+    return total
+
+
+def products(context: Context, kind: str) -> None:
+    """Rows of both layouts, of one block and several, of spikes and counts; and the product of the transposed."""
+    dtype = DTYPES[kind]
+    arithmetic = np.float64 if compute_dtype(dtype) == torch.float64 else np.float32
+    for rows, count, width, largest in ((1, 9, 5, 1), (7, 130, 33, 1), (300, 70, 40, 3)):
+        draw = generator("products", rows, largest)
+        x = context.tensor(draw.integers(0, largest + 1, (rows, count)) * (draw.random((rows, count)) < 0.3), dtype)
+        table, bias, g = (
+            context.tensor(draw.normal(size=shape), dtype) for shape in ((count, width), (width,), (rows, width))
+        )
+        across = table.t().contiguous().t()
+        none = torch.zeros_like(bias)
+        each = {
+            "x @ table + bias": (x, table, bias),
+            "x @ table + bias, of a transposed table": (x, across, bias),
+            "x.t() @ table": (x.t(), g, None),
+        }
+        for which, factors in each.items():
+            found = context.backend.sparse_product(*factors, always=True)
+            if found is None:
+                continue
+            numbers_of = [
+                (none if factor is None else factor).double().cpu().numpy().astype(arithmetic) for factor in factors
+            ]
+            expected = torch.from_numpy(in_order(*numbers_of)).to(dtype)
+            if found.shape != expected.shape or found.dtype != dtype or not torch.equal(found.cpu(), expected):
+                raise Mismatch(f"sparse_product() of {which}, {rows} rows of {dtype}, is not the sum in order")
+
+
+for _kind in DTYPES:
+    _holds = "a product by rows, where a backend adds them, is a sum in the order of what fired, bit for bit"
+    _case(f"products-{_kind}", _holds, dtype=_kind, undeclared="nothing")(partial(products, kind=_kind))
