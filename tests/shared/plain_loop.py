@@ -10,7 +10,7 @@ from typing import Any, Callable, Dict, List, Sequence, Tuple, Type
 import torch
 from torch import Tensor
 
-from spikecore.backend import Backend, Capabilities, Runner, Spec
+from spikecore.backend import Backend, Capabilities, Runner, Spec, compute_dtype
 from spikecore.interpreter import FeedbackLoop, step_spec, through_statistics
 from spikecore.lang import Node, Program, topological
 from spikecore.lang.eager import function_of, number, operands
@@ -212,6 +212,13 @@ class Plain(Backend):
     def unpack(self, bits: Any, whole: Any, count: int, dtype: torch.dtype) -> Tensor:
         """The numbers of bits."""
         return super().unpack(bits, whole, count, dtype)
+
+    def sparse_product(self, x: Tensor, table: Tensor, bias: Any = None, always: bool = False) -> Tensor:
+        """Rows of a table one after the other, in the dtype of arithmetic, from the bias on."""
+        total = x.new_zeros((), dtype=compute_dtype(x.dtype)) if bias is None else bias.to(compute_dtype(x.dtype))
+        for column, row in zip(x.t().to(total.dtype), table.to(total.dtype)):
+            total = total + column[:, None] * row
+        return total.to(x.dtype)
 
 
 def added(patch: Any, backend: str, run: Callable[[Any], None], needs: Sequence[str] = ()) -> str:

@@ -24,7 +24,7 @@ from spikecore_numba.writer import STORAGE, Source
 
 #: Rows of x that are listed together.
 BLOCK = 256
-#: Of a block so many rows apart are looked at first. No batch is a multiple of it, so that all samples of one are seen.
+#: Of a block rows so far apart are looked at first. Few batches are a multiple of it, so all of their samples are seen.
 APART = 7
 #: Columns of x whose sums one thread computes at least.
 UNIT = 64
@@ -46,11 +46,12 @@ class _Cost(NamedTuple):
 # beside ``torch.nn.functional.linear`` and the product of its weight's gradient: torch 2.13, one thread, products of
 # 128x128 to 1024x1024, 1 to 1280 rows, 1 to 50 % of spikes, other inputs at each call, the least of rounds in which all
 # take turns, on an AMD EPYC (Zen 5, AVX-512). Where a prototype of the kernels was worse off on an Intel Xeon (AVX-512,
-# AMX), of 128x128 to 4096x4096 and up to 3200 rows, its figures are here: of many rows and of tables above 1 MiB.
+# AMX), of 128x128 to 4096x4096 and up to 3200 rows, its figures are here: of many rows, of tables above 1 MiB, and all
+# with AMX. Those of float64 are twice those of float32.
 MARGIN, FEW = 0.9, 32
 COSTS: Mapping[str, _Cost] = {
     "float32": _Cost(2500, 0.0225, 0.0125, 0.03, {18: 0.025, 20: 0.032, 22: 0.068, 62: 0.145}),
-    "float64": _Cost(2500, 0.045, 0.025, 0.06, {18: 0.05, 20: 0.08, 22: 0.1, 62: 0.29}),
+    "float64": _Cost(2500, 0.045, 0.025, 0.06, {19: 0.05, 21: 0.064, 23: 0.136, 62: 0.29}),
     "bfloat16": _Cost(10_000, 0.0045, 0.0045, 0.08, {18: 0.04, 22: 0.026, 62: 0.1}),
     "bfloat16 with AMX": _Cost(10_000, 0.002, 0.002, 0.1, {18: 0.04, 22: 0.065, 62: 0.13}),
 }
@@ -135,10 +136,10 @@ def product(x: Tensor, table: Tensor, bias: Optional[Tensor], always: bool) -> O
     places, ends = sums + parts[0], sums + parts[0] + parts[1]
     numbers = x.data_ptr(), places, ends
     sizes = rows, count, most, stride, width, bias is not None
-    totals = (ctypes.c_int32 * blocks).from_address(ends + 4 * rows)
     tensors = x, memory
     if not at_once:
         over_blocks(lambda i, j: run(pack(i, j, *sizes, 1, 0, *numbers, 0, 0, 0, 0)), blocks, x.numel(), tensors)
+        totals = memory[-4 * blocks :].view(torch.int32).tolist()
         if min(totals) < 0:
             return None
         table = table.contiguous()
@@ -149,7 +150,7 @@ def product(x: Tensor, table: Tensor, bias: Optional[Tensor], always: bool) -> O
     read = table.data_ptr(), 0 if bias is None else bias.data_ptr(), sums, out.data_ptr()
     if at_once:
         run(pack(0, 1, *sizes, 1, 1, *numbers, *read))
-        return None if totals[0] < 0 else out
+        return None if ctypes.c_int32.from_address(ends + 4 * rows).value < 0 else out
     over_blocks(
         lambda i, j: run(pack(i, j, *sizes, 0, 1, *numbers, *read)),
         blocks,
