@@ -46,6 +46,8 @@ class _Packed(nn.Module):
 
     #: Range of the input.
     spikes: Whole
+    #: True if every output is to be a sum in the order of the inputs.
+    in_order: bool = False
 
     def __init__(self, *args: Any, largest: int = 1, unit: float = 1.0, **keywords: Any) -> None:
         require_compiler("packing spikes as bits")
@@ -55,7 +57,8 @@ class _Packed(nn.Module):
     def extra_repr(self) -> str:
         """Text of torch's layer, and the range of the input."""
         unit = f", unit={self.spikes.unit}" if self.spikes.unit != 1.0 else ""
-        return f"{super().extra_repr()}, largest={self.spikes.largest}{unit}"
+        order = ", in_order=True" if self.in_order else ""
+        return f"{super().extra_repr()}, largest={self.spikes.largest}{unit}{order}"
 
 
 class PackedLinear(_Packed, nn.Linear):
@@ -87,15 +90,9 @@ class PackedLinear(_Packed, nn.Linear):
     128, and :class:`spikecore.backend.Unsupported` for torch before 2.6.
     """
 
-    in_order: bool = False
-
     def __init__(self, *args: Any, in_order: bool = False, **keywords: Any) -> None:
         super().__init__(*args, **keywords)
         self.in_order = in_order
-
-    def extra_repr(self) -> str:
-        """The same, and whether sums are in order."""
-        return super().extra_repr() + (", in_order=True" if self.in_order else "")
 
     def forward(self, input: Tensor) -> Tensor:
         """``[..., C] -> [..., D]``."""
@@ -103,10 +100,10 @@ class PackedLinear(_Packed, nn.Linear):
         y = None
         if _keeps(input, weight):
             y = _kept(input, weight, bias, self.spikes, [], self.in_order)
-        elif self.in_order or (not is_compiling() and adds_rows(weight, input.numel() // self.in_features)):
+        elif self.in_order or (not is_compiling() and adds_rows(weight, input.shape[:-1].numel())):
             if _is_constant(input, weight, bias):
                 y = _rows(input, weight.t(), bias, self.in_order)
-            if y is None and self.in_order:
+            if y is None and self.in_order and input.numel():
                 raise _not_in_order(input)
         return F.linear(input, weight, bias) if y is None else y
 
@@ -230,20 +227,16 @@ def _parts(form: Form) -> Tuple[Any, Any, Any, int]:
 
 
 def _of_linear(ctx: Any, saved: Sequence[Tensor], grad: Tensor) -> Tuple[Optional[Tensor], ...]:
-    weight, wants = saved[2], ctx.needs_input_grad
+    weight, wants, plain = saved[2], ctx.needs_input_grad, is_plain(grad)
     flat = grad.reshape(-1, weight.shape[0])
     of_input = of_weight = None
-    plain = is_plain(grad)
     if wants[1]:
         x = _restored(saved, ctx.about).reshape(-1, weight.shape[1])
-        of_weight = _rows(x.t(), flat) if plain else None
-        # as the weight lies, so that autograd copies nothing
-        if of_weight is not None or not weight.is_contiguous():
-            of_weight = (x.t() @ flat if of_weight is None else of_weight).t()
-        else:
-            of_weight = flat.t() @ x
+        turned = _rows(x.t(), flat) if plain else None
+        if turned is None and not weight.is_contiguous():
+            turned = x.t() @ flat  # as the weight lies, so that autograd copies nothing
+        of_weight = flat.t() @ x if turned is None else turned.t()
     if wants[0]:
-        # the gradient behind a surrogate of compact support is mostly 0, too
         of_input = _rows(flat, weight) if plain else None
         of_input = (flat @ weight if of_input is None else of_input).view(ctx.about[0])
     return of_input, of_weight, flat.sum(0) if wants[2] else None
@@ -367,9 +360,7 @@ if COMPILES:
 
 
 def lay(weight: Tensor, by_input: bool) -> None:
-    """Lay the weight ``[D, ...]`` of a linear layer in memory with the weights of an input side by side, or any as
-    torch's layers have it. Values and shape stay.
-    """
+    """Lay a weight ``[D, C]`` in memory with what an input gives side by side, or as torch has it. Values stay."""
     if type(weight) in PLAIN:
         weight.data = weight.data.t().contiguous().t() if by_input else weight.data.contiguous()
 

@@ -63,7 +63,8 @@ def pack(net: nn.Module, in_order: bool = False) -> nn.Module:
         layer.shortcut_spikes = tuple(layers[layer])  # type: ignore[assignment]  # plain numbers, for torch.compile
     for linear in [layer for layer in net.modules() if type(layer) is PackedLinear]:
         linear.in_order |= in_order
-        lay(linear.weight, adds_rows(linear.weight, MANY))
+        if adds_rows(linear.weight, MANY):
+            lay(linear.weight, by_input=True)
     if not layers and not is_packed(net):
         why = f": {'; '.join(reasons[:2])}" if reasons else ""
         warnings.warn(
@@ -84,8 +85,8 @@ def unpack(net: nn.Module) -> nn.Module:
     plain = {packed: kind for kind, packed in _PACKED.items()}
     packed = [module for module in net.modules() if type(module) in plain]
     replace_modules(net, {old: as_kind(old, plain[type(old)]) for old in packed})
-    for old in packed:
-        lay(old.weight, False)  # type: ignore[arg-type]  # a parameter
+    for linear in [module for module in packed if type(module) is PackedLinear]:
+        lay(linear.weight, by_input=False)
     for module in net.modules():
         vars(module).pop("shortcut_spikes", None)
     return net

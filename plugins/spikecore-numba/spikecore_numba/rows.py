@@ -87,11 +87,11 @@ def share(
     """
     name = str(dtype)[6:]
     cost = COSTS.get("bfloat16 with AMX" if name == "bfloat16" and _has_amx() else name)
-    if cost is None:
+    work = rows * count * width
+    if cost is None or not work:
         return 0.0
     # each sum has as many summands as the table has rows
     sums, summands = (count, rows) if by_columns else (rows, count)
-    work = sums * summands * width
     dense = cost.call + work * ((cost.few if sums <= FEW else cost.many) + cost.first / sums)
     dense = max(dense / threads, min(dense, ALONE))
     parts = min(threads, -(-count // UNIT) if by_columns else -(-rows // BLOCK))

@@ -198,6 +198,14 @@ def test_the_rule_leaves_what_it_would_slow_down(inputs: int, outputs: int, rows
     assert not takes_rows(linear, x)
 
 
+def test_empty_batches_have_empty_outputs() -> None:
+    """With and without gradients, in order, too."""
+    for linear in (layer(512, 512), layer(512, 512, in_order=True)):
+        assert linear(torch.empty(0, 512)).shape == (0, 512)
+        with torch.no_grad():
+            assert linear(torch.empty(3, 0, 512)).shape == (3, 0, 512)
+
+
 def test_one_dense_block_of_many_gives_a_dense_product() -> None:
     """With all values right."""
     linear, x = layer(512, 512), spikes(1024, 512, rate=0.02)
