@@ -1,15 +1,13 @@
 """Checkpoints: files that are whole whenever the program is killed, and states that are loaded whole or not at all.
 
-What could not be read back is refused before anything is written: a file is read without running code from it
-(``weights_only``), which knows fewer types than a file can hold.
+A file is read without running code from it (``weights_only``), which knows fewer types than a file can hold. So a new
+one is read before it takes the place of the old one.
 """
 
 from __future__ import annotations
 
-import collections
 import copy
 import errno
-import io
 import os
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +16,7 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Sequence, Union
 import torch
 from torch import Tensor, nn
 
+from spikecore.batches import flattened
 from spikecore.core.modules import is_shard
 from spikecore.files import replacing
 from spikecore.words import a_kind, shown
@@ -26,8 +25,6 @@ from spikecore.words import a_kind, shown
 _SETTINGS = "settings"
 #: First bytes of a file of ``torch.save``.
 _ZIP = b"PK\x03\x04"
-#: Types that every torch reads back; exactly these, since a subclass (numpy.float64 is one of float) may not be.
-_PLAIN = (type(None), bool, int, float, str)
 
 
 # -- files
@@ -46,28 +43,38 @@ def save_checkpoint(path: Union[str, Path], settings: Mapping[str, Any], **parts
     ``settings`` are what must be the same when training goes on. They and the parts are None, truth values, numbers,
     texts, and lists, tuples and dicts of these; parts may hold tensors, too. A setting that is NaN equals none.
 
-    Raises TypeError for a value that :func:`load_checkpoint` could not read back, with the key, and OSError
-    (FileNotFoundError, PermissionError, ...) if there can be no such file, or no place for it. The old file stays then.
+    Raises TypeError for a value that :func:`load_checkpoint` could not read back, and OSError (FileNotFoundError,
+    PermissionError, ...) if there can be no such file, or no place for it. The old file stays then.
     """
     unchecked: Any = path
     if not isinstance(unchecked, (str, os.PathLike)):
         way_out = "the order is save_checkpoint(path, settings, step=step.state_dict())"
         raise TypeError(f"path={shown(path)} is {a_kind(path)}; give a file's path: {way_out}")
-    _check_settings(settings)
-    for name, part in parts.items():
-        _check_readable(name, part)
+    content = {_SETTINGS: _checked(settings), **parts}
+    if any(map(is_shard, flattened(parts))):
+        raise TypeError(
+            "a part has a shard of a tensor (DTensor): the file of one process would hold a part of it only. "
+            "Give whole tensors, which get_state_dict of torch.distributed.checkpoint.state_dict gathers with "
+            "options=StateDictOptions(full_state_dict=True, cpu_offload=True), called in every process"
+        )
     folder = Path(os.path.realpath(str(path))).parent
     if not folder.is_dir():
         raise FileNotFoundError(errno.ENOENT, f"there is no folder {folder} for the checkpoint", str(path))
     with replacing(Path(path)) as file:
         try:
-            torch.save({_SETTINGS: dict(settings), **parts}, file)
-        except RuntimeError as error:  # torch ends its zip after an error of the file, and raises one of its own
-            reason = error.__context__
-            if isinstance(reason, OSError):
+            torch.save(content, file)
+            file.seek(0)
+            torch.load(file, map_location="meta", weights_only=True)
+        except Exception as error:  # what torch and pickle raise depends on the value
+            reason = error.__context__ if isinstance(error, RuntimeError) else error
+            if isinstance(reason, OSError):  # torch ends its zip after an error of the file, and raises one of its own
                 raise OSError(reason.errno, reason.strerror, str(path)) from error
-            raise
-        file.flush()
+            lines = str(error).splitlines()
+            why = next((line.strip() for line in lines if "Unsupported" in line), lines[0])
+            raise TypeError(
+                f"sc.load_checkpoint could not read this back ({why}); give numbers, texts and tensors that say the "
+                "same: str(value), of numpy value.item() or torch.from_numpy(value)"
+            ) from error
         os.fsync(file.fileno())
 
 
@@ -80,7 +87,7 @@ def load_checkpoint(path: Union[str, Path], settings: Mapping[str, Any], parts: 
     written with other ``settings``, naming them, and for one that lacks some of ``parts``, naming these: another
     version of the program wrote it.
     """
-    _check_settings(settings)
+    settings = _checked(settings)
     if isinstance(parts, str):
         raise TypeError(f"parts={parts!r} is one text; give a list of names, [{parts!r}]")
     path = Path(path)
@@ -94,8 +101,7 @@ def load_checkpoint(path: Union[str, Path], settings: Mapping[str, Any], parts: 
             file.seek(0)
             # weights_only: a checkpoint from elsewhere must not run code
             content: Dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
-        written = dict(content.pop(_SETTINGS))
-        _check_settings(written)
+        written = _checked(content.pop(_SETTINGS))
     except PermissionError:
         raise
     except Exception as error:  # what torch raises for a file of something else depends on its bytes
@@ -120,51 +126,16 @@ def load_checkpoint(path: Union[str, Path], settings: Mapping[str, Any], parts: 
     return content
 
 
-def _check_settings(settings: Any) -> None:
-    """Raise TypeError unless these can be read back and compared."""
+def _checked(settings: Any) -> Dict[str, Any]:
+    """The settings. Raises TypeError unless they are named values that can be compared."""
     if not isinstance(settings, Mapping):
         raise TypeError(f"settings={shown(settings)} is {a_kind(settings)}; give a dict of name: value")
-    _check_readable(_SETTINGS, dict(settings), is_setting=True)
-
-
-def _check_readable(key: str, value: Any, is_setting: bool = False) -> None:
-    """Raise TypeError for what ``weights_only`` does not take, and for a tensor among settings. Lists, tuples and dicts
-    are looked into, with keys; what is no usual value is tried.
-    """
-    kind = type(value)
-    if kind in (dict, collections.OrderedDict):
-        for name, item in value.items():
-            _check_readable(f"a key of {key}", name, is_setting)
-            _check_readable(f"{key}[{shown(name)}]", item, is_setting)
-        return
-    if kind in (list, tuple):
-        for place, item in enumerate(value):
-            _check_readable(f"{key}[{place}]", item, is_setting)
-        return
-    if is_setting and isinstance(value, Tensor):
-        raise TypeError(f"{key}={shown(value)} is a tensor, which equals no one value; give value.tolist()")
-    if is_shard(value):
-        raise TypeError(
-            f"{key} is a shard of a tensor (DTensor): the file of one process would hold a part of it only. "
-            "Give whole tensors, which get_state_dict of torch.distributed.checkpoint.state_dict gathers with "
-            "options=StateDictOptions(full_state_dict=True, cpu_offload=True), called in every process"
-        )
-    is_tensor = kind in (Tensor, nn.Parameter) and value.layout is torch.strided and not value.is_meta
-    if kind in _PLAIN or is_tensor:
-        return
-    file = io.BytesIO()
-    try:
-        if getattr(value, "is_meta", False):
-            raise TypeError("it has no values")
-        torch.save(value, file)
-        file.seek(0)
-        torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # what torch and pickle raise depends on the type
-        raise TypeError(
-            f"{key}={shown(value)} is a {kind.__module__}.{kind.__qualname__}, which sc.load_checkpoint could not read "
-            "back; give numbers, texts and tensors that say the same: str(value), of numpy value.item() or "
-            "torch.from_numpy(value)"
-        ) from error
+    for name, value in settings.items():
+        if flattened(value):
+            raise TypeError(
+                f"settings[{name!r}]={shown(value)} has a tensor, which equals no one value; give .tolist()"
+            )
+    return dict(settings)
 
 
 # -- the state of a step

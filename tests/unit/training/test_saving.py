@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import copy
 import errno
 import os
@@ -113,9 +112,7 @@ def test_a_full_disk_is_an_error_of_the_file(tmp_path):
 def test_an_exception_leaves_the_old_file(tmp_path):
     """A state that cannot be written leaves the checkpoint before it, and nothing half done."""
     sc.save_checkpoint(tmp_path / "run.pt", SETTINGS, epoch=1)
-    with pytest.raises(
-        TypeError, match=r"epoch=<function .* is a builtins.function, which sc.load_checkpoint could not"
-    ):
+    with pytest.raises(TypeError, match=r"sc.load_checkpoint could not read this back \(.*lambda"):
         sc.save_checkpoint(tmp_path / "run.pt", SETTINGS, epoch=lambda: 2)
     assert sc.load_checkpoint(tmp_path / "run.pt", SETTINGS)["epoch"] == 1
     assert os.listdir(str(tmp_path)) == ["run.pt"]
@@ -135,31 +132,22 @@ def test_a_kill_leaves_a_whole_file(tmp_path):
     assert sc.load_checkpoint(path, SETTINGS)["epoch"] == 1
 
 
-#: Values that a file can hold and that cannot be read back, and what is said of them.
-UNREADABLE = [
-    (np.float64(0.5), r"is a numpy\.float64, "),
-    (np.zeros(2), r"is a numpy\.ndarray, .*; give .*, of numpy value\.item\(\) or torch\.from_numpy\(value\)"),
-    (pathlib.Path("data"), r"is a pathlib\.[\w.]+, .*; give .*: str\(value\)"),
-    (collections.defaultdict(list), r"is a collections\.defaultdict, .*; give numbers, texts and tensors"),
-]
-
-
-@pytest.mark.parametrize(("value", "text"), UNREADABLE, ids=lambda value: type(value).__name__)
-def test_what_cannot_be_read_back_is_refused_when_it_is_written(tmp_path, value, text):
-    """The error has the key of a part, of a value within one, and of a setting; the old file stays."""
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (np.float64(0.5), r"numpy.*; give numbers, texts and tensors"),
+        (np.zeros(2), r"numpy.*of numpy value\.item\(\) or torch\.from_numpy\(value\)"),
+        (pathlib.Path("data"), r"pathlib.*str\(value\)"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_cannot_be_read_back_takes_no_place(tmp_path, value, text):
+    """The error names the type, in a part and in a setting; the old file stays."""
     path = tmp_path / "run.pt"
     sc.save_checkpoint(path, SETTINGS, epoch=1)
-    for given, key in (
-        ({"best": value}, "best="),
-        ({"curves": [1, (2, value)]}, r"curves\[1\]\[1\]="),
-        ({"step": {"net": {"w": value}}}, r"step\['net'\]\['w'\]="),
-    ):
-        with pytest.raises(TypeError, match=f"^{key}.*{text}"):
-            sc.save_checkpoint(path, SETTINGS, **given)
-    with pytest.raises(TypeError, match=rf"^settings\['rate'\]=.*{text}"):
-        sc.save_checkpoint(path, {**SETTINGS, "rate": value}, epoch=2)
-    with pytest.raises(TypeError, match=rf"^settings\['rate'\]=.*{text}"):
-        sc.load_checkpoint(path, {**SETTINGS, "rate": value})
+    for settings, part in ((SETTINGS, {"curves": [1, (2, value)]}), ({**SETTINGS, "rate": value}, 2)):
+        with pytest.raises(TypeError, match=rf"(?s)could not read this back.*{text}"):
+            sc.save_checkpoint(path, settings, best=part)
     assert sc.load_checkpoint(path, SETTINGS)["epoch"] == 1
     assert os.listdir(str(tmp_path)) == ["run.pt"]
 
