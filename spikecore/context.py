@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
-from spikecore._base.errors import Unsupported
+from spikecore._base.contract import Unsupported
 
 #: The oldest torch for what compiles, captures, registers or packs.
 SECOND_FLOOR = (2, 6)

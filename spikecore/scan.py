@@ -15,7 +15,7 @@ from typing import Any, Callable, Sequence, Tuple
 import torch
 from torch import Tensor
 
-from spikecore._base.errors import Unsupported
+from spikecore._base.contract import Unsupported
 from spikecore.context import is_exporting
 
 #: A step: carried values, inputs of a step and constants -> carried values and outputs of that step.

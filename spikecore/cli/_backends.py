@@ -15,8 +15,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from spikecore._base.descriptions import BackendStatus
-from spikecore._base.errors import BackendError
+from spikecore._base.contract import BackendError, BackendStatus
 from spikecore.plugins.selection import AUTO, automatic_order
 from spikecore.plugins.selection import backends as list_backends
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Sequence, 
 import torch
 from torch import Tensor
 
-from spikecore._base.errors import Unsupported
+from spikecore._base.contract import Unsupported
 from spikecore.context import is_plain as is_plain  # backends take these two from here
 from spikecore.lang import _numbers as numbers
 from spikecore.lang import operations

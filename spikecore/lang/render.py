@@ -36,7 +36,7 @@ from typing import (
     Tuple,
 )
 
-from spikecore._base.errors import Unsupported
+from spikecore._base.contract import Unsupported
 from spikecore.lang._graph import topological
 from spikecore.lang.dialects import C_WORDS as C_WORDS  # also these
 from spikecore.lang.operations import ATOM as ATOM  # printers take these from here

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, List, NamedTupl
 
 import pluggy
 
-from spikecore._base.descriptions import ANY_DEVICE, BACKEND_API, OLDEST_API, BackendInfo, Capabilities
-from spikecore._base.errors import BackendLoadError
+from spikecore._base.contract import ANY_DEVICE, BACKEND_API, OLDEST_API, BackendInfo, BackendLoadError, Capabilities
 from spikecore.words import a_kind
 
 if TYPE_CHECKING:

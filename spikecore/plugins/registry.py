@@ -27,8 +27,14 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Dict, Iterable, Iterator, List, Mapping, Optional, Tuple
 
 from spikecore._base.caches import SAID, Lock, Recent
-from spikecore._base.descriptions import BackendInfo, BackendStatus
-from spikecore._base.errors import BackendError, BackendLoadError, BackendUnavailable, UnknownBackend
+from spikecore._base.contract import (
+    BackendError,
+    BackendInfo,
+    BackendLoadError,
+    BackendStatus,
+    BackendUnavailable,
+    UnknownBackend,
+)
 from spikecore._version import __version__
 from spikecore.plugins.plugin import PLUGINS, Plugin, Probed, normal_name
 

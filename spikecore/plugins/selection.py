@@ -33,8 +33,7 @@ from typing import (
     Tuple,
 )
 
-from spikecore._base.descriptions import ANY_DEVICE, BackendStatus
-from spikecore._base.errors import BackendError, BackendUnavailable, UnknownBackend
+from spikecore._base.contract import ANY_DEVICE, BackendError, BackendStatus, BackendUnavailable, UnknownBackend
 from spikecore.plugins.registry import AUTO as AUTO
 from spikecore.plugins.registry import AUTO_NAME, Registry, default_registry
 from spikecore.plugins.registry import REFERENCE as REFERENCE
