@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Sequence, Union
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from spikecore.batches import flattened
 from spikecore.core.modules import is_shard
