@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from spikecore._base.bits import Bits, Whole, memory_order
-from spikecore._base.errors import Unsupported
+from spikecore._base.contract import Unsupported
 from spikecore.context import (
     COMPILES,
     PLAIN,
