@@ -35,6 +35,7 @@ LIMIT = 180
 #: Warnings of other libraries about themselves, that a page can do nothing about.
 IGNORED = (
     # torch.onnx.export copies trees of torch's own
+    "ignore:`torch.jit.script_method` is deprecated:DeprecationWarning",
     "ignore:`isinstance(treespec, LeafSpec)` is deprecated:FutureWarning",
 )
 #: Blue, orange and green are legible on white and on black, as in the gallery.
