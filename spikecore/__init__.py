@@ -68,6 +68,7 @@ if TYPE_CHECKING:  # the same names once more, for type checkers and editors
 
     models, nir = spikecore_models, spikecore_nir
     from spikecore_chips import export_c as export_c
+    from spikecore_chips import export_verilog as export_verilog
     from spikecore_chips import quant as quant
     from spikecore_online import OnlineOptions as OnlineOptions
 
@@ -86,7 +87,7 @@ _NAMES: Mapping[str, str] = {
     "spikecore.training": (
         "CudaOptions DataLoader TrainingOptions inference_model load_checkpoint save_checkpoint training_model"
     ),
-    "spikecore_chips": "export_c",
+    "spikecore_chips": "export_c export_verilog",
     "spikecore_online": "OnlineOptions",
 }
 _MODULES: Dict[str, str] = {name: module for module, names in _NAMES.items() for name in names.split()}
@@ -115,7 +116,7 @@ _MOVED_TO: Mapping[str, str] = {
     "spikecore.parallel": "Pipeline",
     "spikecore.stochastic": "EscapeNoise Stochastic",
     "spikecore.training": "InferenceStep TrainingStep",
-    "spikecore_chips": "CProgram",
+    "spikecore_chips": "CProgram VerilogProgram",
     "spikecore_online": "STDP OnlineTraining",
 }
 #: Such a name -> its module, and its name there.

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import pkgutil
-import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Callable, Dict, Mapping, Optional, Tuple, Union
+from typing import Dict, Mapping, Optional, Tuple, Union
 
 import torch
 from torch import Tensor, nn
 
 from spikecore import graph
-from spikecore.lang.render import C_WORDS, LIKE_A_MACRO, LONGEST
-from spikecore.words import a_kind, shown
+from spikecore.lang.render import C_WORDS
 from spikecore_chips._export_c._graph import Refused, Step, step_of
 from spikecore_chips._export_c._loaded import LoadedProgram, Side
 from spikecore_chips._export_c._program import Built, source, words_of_header
-from spikecore_chips._export_c._values import Table, Value, integers_of, table_of
+from spikecore_chips._export_c._written import check_arguments, filled, recorded, recorded_table, write
 from spikecore_chips.quant import Format
 
 __all__ = ["CProgram", "LoadedProgram", "export_c"]
 
 _DTYPES = ("fixed", "float32")
 #: The test's own files.
-_OF_TEST = "recorded"
+_OF_TEST = ("recorded",)
 
 
 @dataclass(frozen=True)
@@ -103,29 +100,9 @@ def export_c(
     Returns a :class:`CProgram` with the files, and the bytes that tables and state take. Raises ValueError, before
     anything is written, for what cannot be exported, naming the layer and the way out; TypeError for what is no module.
     """
-    if not isinstance(net, nn.Module):
-        raise TypeError(f"sc.export_c: net={shown(net)} is {a_kind(net)}; give the network itself (an nn.Module)")
-    if not isinstance(example, Tensor) or example.ndim < 2 or not example.numel():
-        raise ValueError(f"sc.export_c: example={shown(example)} must be inputs over time, a tensor [T, B, ...]")
-    if not isinstance(name, str):
-        raise TypeError(f"sc.export_c: name={shown(name)} must be a str")
-    if not re.fullmatch(rf"[A-Za-z]\w{{,{LONGEST - 1}}}", name, re.ASCII) or name in C_WORDS:
-        raise ValueError(
-            f"sc.export_c: name={shown(name)} must be a name that C can have: at most {LONGEST} ASCII letters, digits "
-            "and underscores, and no word of C"
-        )
-    if LIKE_A_MACRO.fullmatch(name):
-        raise ValueError(f"sc.export_c: name={name!r} has capitals as macros of C; write {name.lower()!r}")
-    if name.lower() == _OF_TEST:
-        raise ValueError(f"sc.export_c: name={name!r} is that of the program's test; choose another one")
+    check_arguments("sc.export_c", net, example, name, "C", C_WORDS, _OF_TEST)
     if dtype not in _DTYPES:
         raise ValueError(f"sc.export_c: dtype={dtype!r} must be 'fixed' or 'float32'")
-    if example.dtype not in (torch.float32, torch.float64):
-        raise ValueError(f"sc.export_c: example has dtype {example.dtype}; C computes in float32 or integers: .float()")
-    finite = torch.isfinite(example)
-    if not bool(finite.all()):
-        where = (~finite).nonzero()[0].tolist()
-        raise ValueError(f"sc.export_c: example is {example[tuple(where)].item()} at {where}; give finite numbers")
     wide = any(p.dtype == torch.float64 for p in net.parameters()) or example.dtype == torch.float64
     arithmetic = torch.float64 if wide else torch.float32
     try:
@@ -134,14 +111,11 @@ def export_c(
         texts = _files(built, step, name)
     except (Refused, graph.Refused) as error:
         raise ValueError(f"sc.export_c: {error}") from error
-    folder = Path(folder)
-    for file, text in texts.items():
-        (folder / file).parent.mkdir(parents=True, exist_ok=True)
-        (folder / file).write_text(text, encoding="utf-8")
+    write(folder, texts)
     shapes, formats = (step.inputs.shape[2:], step.outputs.shape[2:]), (built.input.format, built.output.format)
     sides = Side(shapes[0], formats[0], built.rounds), Side(shapes[1], formats[1])
     sources = {file: texts[file] for file in (f"{name}.h", f"{name}.c")}
-    return CProgram(folder, tuple(texts), built.constants, built.memory, *formats, name, sources, sides)
+    return CProgram(Path(folder), tuple(texts), built.constants, built.memory, *formats, name, sources, sides)
 
 
 #: Files around the program -> their templates.
@@ -162,8 +136,8 @@ def _files(built: Built, step: Step, name: str) -> Dict[str, str]:
     """All files: path -> text."""
     fixed, count = built.is_fixed, step.outputs.numel()
     tables = [
-        _recorded("inputs", built.recorded, built.input, step.inputs, built.rounds),
-        _recorded("outputs", "an example's output", built.output, step.outputs),
+        recorded_table("inputs", built.input, recorded(built.recorded, built.input, step.inputs, built.rounds)),
+        recorded_table("outputs", built.output, recorded("an example's output", built.output, step.outputs)),
     ]
     words = {
         "name": name,
@@ -177,23 +151,5 @@ def _files(built: Built, step: Step, name: str) -> Dict[str, str]:
         "float": "-mfloat-abi=soft" if fixed else "-mfloat-abi=hard -mfpu=fpv4-sp-d16",
     }
     words.update(words_of_header(built))
-    around = {file: _filled(template, words) for file, template in _TEMPLATES.items()}
-    return {f"{name}.h": _filled("program.h", words), f"{name}.c": source(built, name), **around}
-
-
-def _recorded(
-    what: str, owner: str, value: Value, numbers: Tensor, rounds: Optional[Callable[[Tensor], Tensor]] = None
-) -> Table:
-    if value.format is None:
-        return table_of(f"recorded_{what}", numbers.float(), None)
-    integers = integers_of(owner, numbers, int(value.format.frac or 0)) if rounds is None else rounds(numbers)
-    if int(integers.min()) < value.format.low or int(integers.max()) > value.format.high:
-        raise Refused(f"{owner} has numbers beyond {value.format}")
-    return table_of(f"recorded_{what}", integers, value.format)._replace(type=value.type)
-
-
-def _filled(template: str, words: Dict[str, str]) -> str:
-    text = (pkgutil.get_data(__name__, f"templates/{template}") or b"").decode("utf-8")
-    for word, value in words.items():
-        text = text.replace(f"@{word}@", value)
-    return text
+    around = {file: filled(__name__, template, words) for file, template in _TEMPLATES.items()}
+    return {f"{name}.h": filled(__name__, "program.h", words), f"{name}.c": source(built, name), **around}

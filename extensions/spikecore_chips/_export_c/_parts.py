@@ -11,13 +11,8 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 import torch
 from torch import Tensor
 
-from spikecore.core import parameters
-from spikecore.lang import Node, Program, topological
-from spikecore.lang.c import CPrinter
-from spikecore.lang.dialects import C11
-from spikecore.lang.eager import StraightLine, number
-from spikecore_chips._export_c._fixed import FixedPrinter, is_wide
-from spikecore_chips._export_c._graph import Refused, identifier
+from spikecore_chips._export_c._fixed import is_wide
+from spikecore_chips._export_c._graph import Refused
 from spikecore_chips._export_c._values import (
     BYTES,
     Table,
@@ -26,10 +21,8 @@ from spikecore_chips._export_c._values import (
     integers_of,
     packed,
     table_of,
-    type_of,
 )
-from spikecore_chips.quant import Format, analyse
-from spikecore_chips.quant._analysis import FLAG, coefficients_of
+from spikecore_chips.quant import Format
 from spikecore_chips.quant._layers import weight_of
 
 
@@ -74,11 +67,24 @@ class Part:
 # -- products with weights
 
 
+class Products(NamedTuple):
+    """The integers of a layer: its sums are ``offsets[o] + sum(integers * inputs << shifts[o])``."""
+
+    #: In the order of the taps.
+    integers: Tensor
+    #: Of each output: how many fractional bits its integers have less than the finest ones, and what is added.
+    shifts: Tensor
+    offsets: Tensor
+
+
 class Weights:
     """The weight and the bias of a layer as tables, and the format of its sums.
 
     ``taps``: which numbers of the weight the loops read, in their order: for each input the outputs side by side.
     """
+
+    #: None for floats.
+    products: Optional[Products] = None
 
     def __init__(self, part: Part, layer: Any, taps: Tensor, fixed: Optional[torch.dtype]) -> None:
         self._part, x = part, part.x.format
@@ -107,6 +113,7 @@ class Weights:
             self._multiplier = f"{part.name}_scale"
             part.tables.append(table_of(self._multiplier, 2**shifts, x))
         offsets = integers_of(f"the bias of {part.title}", biases, of_input + finest)
+        self.products = Products(integers, shifts, offsets)
         self._bias(offsets, x)
         low, high = _ends(grid.integers.flatten(1).double() * 2.0 ** shifts.double().unsqueeze(1), x, offsets)
         self.format = Format(of_input + finest, min(low), max(high))
@@ -153,13 +160,13 @@ class Linear(Part):
         if x.shape[-1:] != (columns,):
             raise Refused(f"{title}: its input has samples of shape {list(x.shape)}, not [{columns}]; flatten them")
         taps = torch.arange(rows * columns).view(rows, columns).t().flatten()
-        self._weights = Weights(self, layer, taps, fixed)
-        self.output.format = self._weights.format
+        self.weights = Weights(self, layer, taps, fixed)
+        self.output.format = self.weights.format
         if len(x.shape) > 1:  # channels are those of the first dimension
             self.output.channels = ()
 
     def lines(self) -> List[str]:
-        rows, columns, weights = self.output.shape[-1], self.x.shape[-1], self._weights
+        rows, columns, weights = self.output.shape[-1], self.x.shape[-1], self.weights
         lines = [
             f"for (int o = 0; o < {rows}; ++o) {weights.start()}",
             f"for (int j = 0, k = 0; j < {columns}; ++j) {{",
@@ -175,11 +182,20 @@ class Linear(Part):
         return [times, *(f"    {line}" for line in lines), "}"]
 
 
-class Conv(Part):
-    """A convolution, input by input: each adds to the outputs that see it, and those that are 0 are skipped.
+class Window(NamedTuple):
+    """The places that a convolution or a pooling reads. Of one dimension as of two, the first of which has size 1."""
 
-    Of one dimension as of two, the first of which has size 1.
-    """
+    #: Channels, rows and columns.
+    inputs: Tuple[int, ...]
+    outputs: Tuple[int, ...]
+    kernel: Tuple[int, ...]
+    stride: Tuple[int, ...]
+    padding: Tuple[int, ...]
+    dilation: Tuple[int, ...] = (1, 1)
+
+
+class Conv(Part):
+    """A convolution, input by input: each adds to the outputs that see it, and those that are 0 are skipped."""
 
     def __init__(self, name: str, title: str, x: Value, layer: Any, shape: Any, fixed: Optional[torch.dtype]) -> None:
         super().__init__(name, title, [x], shape)
@@ -191,30 +207,32 @@ class Conv(Part):
             raise Refused(
                 f"{title}: padding={layer.padding!r}, padding_mode={layer.padding_mode!r}; give numbers, zeros"
             )
-        self._layer, weight = layer, layer.weight
+        weight, is_line = layer.weight, len(shape) == 2
+        (height, width), (rows, columns) = ((1, size[-1]) if is_line else size[-2:] for size in (x.shape, shape))
+        # of the weight, as torch has it, not of attributes that say otherwise where a layer was pruned by hand
+        (outputs, of_input, *size_of_kernel), groups = weight.shape, layer.groups
+        kernel, stride, padding, dilation = (
+            (neutral, pair[0]) if is_line else tuple(pair)
+            for neutral, pair in ((1, size_of_kernel), (1, layer.stride), (0, layer.padding), (1, layer.dilation))
+        )
+        channels, of_group = of_input * groups, outputs // groups
+        self.window = Window((channels, height, width), (outputs, rows, columns), kernel, stride, padding, dilation)
+        self.groups, self.of_input, self.of_group = groups, of_input, of_group
         # [out, in / groups, kernel] as [in, kernel, out / groups]
         places = torch.arange(weight.numel()).view(layer.groups, -1, *weight.shape[1:])
         taps = places.movedim(1, -1).flatten(0, 1).flatten()
-        self._weights = Weights(self, layer, taps, fixed)
-        self.output.format = self._weights.format
+        self.weights = Weights(self, layer, taps, fixed)
+        self.output.format = self.weights.format
 
     def lines(self) -> List[str]:
-        layer, weights, is_line = self._layer, self._weights, len(self.shape) == 2
-        (height, width), (rows, columns) = (
-            (1, value[-1]) if is_line else value[-2:] for value in (self.x.shape, self.shape)
-        )
-        # of the weight, as torch has it, not of attributes that say otherwise where a layer was pruned by hand
-        (outputs, of_input, *size_of_kernel), groups = layer.weight.shape, layer.groups
-        kernel, stride, padding, dilation = (
-            (neutral, pair[0]) if is_line else pair
-            for neutral, pair in ((1, size_of_kernel), (1, layer.stride), (0, layer.padding), (1, layer.dilation))
-        )
-        of_group, size = outputs // groups, rows * columns
-        first = f"c / {of_input} * {of_group * size} + " if groups > 1 else ""
+        weights, of_input, of_group, window = self.weights, self.of_input, self.of_group, self.window
+        (channels, height, width), (outputs, rows, columns), kernel, stride, padding, dilation = window
+        size = rows * columns
+        first = f"c / {of_input} * {of_group * size} + " if self.groups > 1 else ""
         lines = [
             f"for (int o = 0; o < {outputs}; ++o)",
             f"    for (int p = 0; p < {size}; ++p) {weights.start(f'o * {size} + p')}",
-            f"for (int c = 0, j = 0; c < {of_input * groups}; ++c)",
+            f"for (int c = 0, j = 0; c < {channels}; ++c)",
             f"    for (int row = 0; row < {height}; ++row)",
             f"        for (int column = 0; column < {width}; ++column, ++j) {{",
             f"            const {self.x.type} v = in[j];",
@@ -261,8 +279,9 @@ class Pool(Part):
         self, name: str, title: str, x: Value, kind: str, window: Any, shape: Any, fixed: Optional[torch.dtype]
     ) -> None:
         super().__init__(name, title, [x], shape)
-        self._kind, (self._kernel, self._stride, self._padding) = kind, window
-        count = self._kernel[0] * self._kernel[1]
+        self.kind, (kernel, stride, padding) = kind, window
+        self.window = Window(x.shape, self.shape, kernel, stride, padding)
+        count = kernel[0] * kernel[1]
         self._divided = kind == "mean" and (fixed is None or x.format is None)
         if kind == "max" or (x.format is None and fixed is None):
             self.output.format = x.format
@@ -274,8 +293,8 @@ class Pool(Part):
             self.output.format = Format((x.format.frac or 0) + shift, low, high)
 
     def lines(self) -> List[str]:
-        (_, height, width), (channels, rows, columns) = self.x.shape, self.shape
-        kernel, stride, padding, most = self._kernel, self._stride, self._padding, self._kind == "max"
+        (_, height, width), (channels, rows, columns), kernel, stride, padding, _ = self.window
+        most = self.kind == "max"
         total = {"float": "float", "int64_t": "int64_t"}.get(self.output.type, "int32_t")
         value = f"in[(c * {height} + at_row) * {width} + at_column]"
         count = kernel[0] * kernel[1]
@@ -306,13 +325,13 @@ class Sum(Part):
 
     def __init__(self, name: str, title: str, inputs: Sequence[Value], fixed: Optional[torch.dtype]) -> None:
         super().__init__(name, title, inputs, inputs[0].shape)
-        self._shifts = (0, 0)
+        self.shifts = (0, 0)
         formats = [value.format for value in inputs]
         if fixed is not None:
             a, b = (f for f in formats if f is not None)
             self.output.format = _added(a, b)
             frac = int(self.output.format.frac or 0)
-            self._shifts = (frac - int(a.frac or 0), frac - int(b.frac or 0))
+            self.shifts = (frac - int(a.frac or 0), frac - int(b.frac or 0))
             of_channels = [value.channels or (value.format,) * self.shape[0] for value in inputs]
             if any(value.channels for value in inputs):
                 self.output.channels = tuple(_added(*pair) for pair in zip(*of_channels))
@@ -320,7 +339,7 @@ class Sum(Part):
     def lines(self) -> List[str]:
         kind = self.output.type
         cast = "(int64_t)" if kind == "int64_t" else ""
-        texts = [f"{cast}in{k}[i]" + (f" * {1 << shift}" if shift else "") for k, shift in enumerate(self._shifts)]
+        texts = [f"{cast}in{k}[i]" + (f" * {1 << shift}" if shift else "") for k, shift in enumerate(self.shifts)]
         return [f"for (int i = 0; i < {self.output.count}; ++i) out[i] = ({kind})({texts[0]} + {texts[1]});"]
 
 
@@ -336,7 +355,7 @@ class Round(Part):
 
     def __init__(self, name: str, title: str, x: Value, format: Format, rounding: str = "nearest") -> None:
         super().__init__(name, title, [x], x.shape)
-        self.output.format, self._rounding = format, rounding
+        self.output.format, self.rounding = format, rounding
 
     def lines(self) -> List[str]:
         x: Any = self.x.format
@@ -344,7 +363,7 @@ class Round(Part):
         shift = int(x.frac or 0) - int(to.frac or 0)
         if shift > 0:
             wide = is_wide(Format(0, x.low, int(x.high) + (1 << shift - 1)))
-            text = f"in[i] >> {shift}" if self._rounding == "floor" else f"rounded{64 if wide else 32}(in[i], {shift})"
+            text = f"in[i] >> {shift}" if self.rounding == "floor" else f"rounded{64 if wide else 32}(in[i], {shift})"
         else:
             wide = is_wide(x.at(int(to.frac or 0)))
             text = f"{'(int64_t)' if wide else ''}in[i] * {1 << -shift}" if shift else "in[i]"
@@ -373,7 +392,8 @@ class DelayLine(Part):
     def __init__(self, name: str, title: str, x: Value, delays: Tensor) -> None:
         super().__init__(name, title, [x], x.shape)
         self.output.format, self._rows = x.format, int(delays.max()) + 1
-        self.tables = [table_of(f"{name}_delay", delays.to(torch.int64), Format(0, 0, 0))]
+        self.delays = delays.to(torch.int64)
+        self.tables = [table_of(f"{name}_delay", self.delays, Format(0, 0, 0))]
         self.fields = ring(self, self._rows)
 
     def lines(self) -> List[str]:
@@ -398,13 +418,15 @@ class DelayedLinear(Part):
         super().__init__(name, title, [x], (rows,))
         self._rows = int(delays.max()) + 1
         taps = torch.arange(rows * columns).view(rows, columns).t().flatten()
-        self._weights = Weights(self, layer, taps, fixed)
-        self.output.format = self._weights.format
-        self.tables.append(table_of(f"{name}_delay", delays.to(torch.int64).t(), Format(0, 0, 0)))
+        self.weights = Weights(self, layer, taps, fixed)
+        self.output.format = self.weights.format
+        #: Of each input and output.
+        self.delays = delays.to(torch.int64).t()
+        self.tables.append(table_of(f"{name}_delay", self.delays, Format(0, 0, 0)))
         self.fields = ring(self, self._rows)
 
     def lines(self) -> List[str]:
-        (outputs,), columns, weights = self.shape, self.x.count, self._weights
+        (outputs,), columns, weights = self.shape, self.x.count, self.weights
         lines = [
             *remembered(self.name, columns),
             f"for (int o = 0; o < {outputs}; ++o) {weights.start()}",
@@ -436,165 +458,3 @@ def remembered(name: str, count: int) -> List[str]:
 def turned(name: str, rows: int) -> str:
     """The line that goes on to the next row."""
     return f"s->{name}_at[0] = at + 1 < {rows} ? at + 1 : 0;"
-
-
-# -- neurons
-
-
-class Cells(Part):
-    """The neurons of a layer: a step of their program, with its names."""
-
-    def __init__(
-        self,
-        name: str,
-        title: str,
-        inputs: Sequence[Value],
-        neuron: Any,
-        fixed: Optional[torch.dtype],
-        output: int = 0,
-    ) -> None:
-        super().__init__(name, title, inputs, inputs[0].shape)
-        if len(neuron.inputs) != len(inputs):
-            raise Refused(f"{title} takes {', '.join(neuron.inputs)}, and C is written for one number of a neuron")
-        shapes = [str([*value.shape]) for value in inputs]
-        if len({*shapes}) > 1:
-            raise Refused(
-                f"{title} takes inputs of shapes {' and '.join(shapes)}, and C is written for one shape; give a value "
-                "for each neuron, such as that of nn.Linear(C, C)"
-            )
-        self._neuron, program = neuron, neuron.program
-        self._program: Program = program
-        #: Roots of a step: the output, and the next states.
-        self._roots = [program.outputs[output], *program.next]
-        self.formats: Dict[Node, Format] = {}
-        if fixed is not None:
-            of_inputs = {n: v.format for n, v in zip(program.inputs, inputs) if v.format is not None}
-            try:
-                self.formats = analyse(program, of_inputs, fixed)
-            except ValueError as error:
-                raise Refused(f"{title} is not fixed point: {error}") from error
-            self.output.format = self.formats[self._roots[0]]
-        elif is_spike(self._roots[0]):
-            self.output.format = FLAG
-        self._printer: Any = FixedPrinter(title, self.formats) if fixed else CPrinter(C11)
-        #: Node that depends on parameters alone -> its text.
-        self._constants = self._evaluated(torch.float64 if fixed is torch.float64 else torch.float32)
-        for state, initial in zip(program.states, program.initial):
-            leaf = Node("state", (), state)
-            rest = self._text(f"{self.name}_{state}_rest", initial, self.formats.get(leaf))
-            self.fields.append(Field(type_of(self.formats.get(leaf)), self._field(state), self.output.count, rest))
-        # a factor of what is always 0 is in no line
-        text = "\n".join([*self.lines(), *(field.rest for field in self.fields)])
-        self.tables = [table for table in self.tables if f"{table.name}[" in text]
-
-    def _field(self, state: str) -> str:
-        names: List[str] = []
-        for each in self._program.states:  # h[0] of a vector and a state h_0 are two
-            names.append(identifier(each, names))
-        return f"{self.name}_{names[self._program.states.index(state)]}"
-
-    def _evaluated(self, dtype: torch.dtype) -> Dict[Node, str]:
-        """The values that steps and initial states read of what depends on parameters alone, as numbers or tables."""
-        program, roots = self._program, self._roots
-        order = topological([*roots, *program.initial])
-        fixed = coefficients_of(order)
-        read_by_steps = {arg for node in order if node not in fixed for arg in node.args if arg in fixed}
-        read_by_steps |= {root for root in roots if root in fixed}
-        front = [node for node in order if node in read_by_steps or node in program.initial]
-        like = torch.empty((), dtype=dtype)
-        named = [*self._neuron.named_values().items()]
-        shape = (1, *self.shape)
-        values, _ = parameters.place(self.title, named, shape, self._neuron.channel_dim)
-        params = program.leaves[len(program.inputs) + len(program.states) :]
-        tensors = [v.detach().to(dtype) if isinstance(v, Tensor) else number(v, like) for v in values]
-        results = StraightLine(params, front)(tensors, like)
-        self._values = {node: value.expand(shape)[0] for node, value in zip(front, results)}
-        labels = {node: node.attr if node.op == "param" else f"k{k}" for k, node in enumerate(front)}
-        labels.update(program.labels)
-        steps = [node for node in front if node in read_by_steps]
-        return {node: self._text(f"{self.name}_{labels[node]}", node, self.formats.get(node)) for node in steps}
-
-    def _text(self, name: str, node: Node, format: Optional[Format]) -> str:
-        """The text of a value that is the same at each step, as a number of this format or as a table of them."""
-        if format is not None and format.frac is None:
-            return "0"  # an infinite bound, which no text reads
-        values = self._values[node]
-        if format is not None:
-            values = integers_of(f"{node!r} of {self.title}", values, int(format.frac or 0))
-        flat = values.flatten()
-        if bool((flat == flat[0]).all()) or bool(torch.isnan(flat.double()).all()):
-            return str(int(flat[0])) if format is not None else str(self._printer.number(float(flat[0])))
-        inner = _run(values)
-        name = identifier(f"{name}_values", [table.name for table in self.tables])
-        self.tables.append(table_of(name, flat[::inner], format))
-        return f"{self.tables[-1].name}[{f'i / {inner}' if inner > 1 else 'i'}]"
-
-    def lines(self) -> List[str]:
-        program, printer, roots = self._program, self._printer, self._roots
-        names: Dict[Node, str] = dict(self._constants)
-        real = "int32_t" if self.formats else "float"
-        lines = []
-        order = topological(roots)
-        for k, name in enumerate(program.inputs):
-            leaf = Node("input", (), name)
-            names[leaf] = printer.symbol(leaf)
-            if leaf in order:
-                wide = "int64_t" if self.inputs[k].type == "int64_t" else real
-                lines.append(f"const {wide} {names[leaf]} = in{k if len(self.inputs) > 1 else ''}[i];")
-        for name in program.states:
-            leaf = Node("state", (), name)
-            names[leaf] = printer.symbol(leaf)
-            if leaf in order:
-                wide = "int64_t" if type_of(self.formats.get(leaf)) == "int64_t" else real
-                lines.append(f"const {wide} {names[leaf]} = s->{self._field(name)}[i];")
-        lines += printer.block(roots, names, program.labels, name_roots=False)
-        texts = [
-            self._stored(root, names, field) for root, field in zip(roots, [self.output.format, *self._next_formats()])
-        ]
-        targets = ["out[i]", *(f"s->{self._field(name)}[i]" for name in program.states)]
-        # every state was loaded before the first store
-        lines += [f"{target} = {text};" for target, text in zip(targets, texts)]
-        lines = _read(lines)
-        arrays = [f"in{k if len(self.inputs) > 1 else ''}" for k in range(len(self.inputs))]
-        unread = [f"(void){array};" for array in arrays if f" {array}[i]" not in "\n".join(lines)]
-        write = printer.named([" ".join(arrays), "out s i", *lines])
-        return [
-            *unread,
-            f"for (int i = 0; i < {self.output.count}; ++i) {{",
-            *(f"    {write(line)}" for line in lines),
-            "}",
-        ]
-
-    def _next_formats(self) -> List[Optional[Format]]:
-        return [self.formats.get(Node("state", (), name)) for name in self._program.states]
-
-    def _stored(self, root: Node, names: Dict[Node, str], format: Optional[Format]) -> str:
-        """A value as it is stored: with the fractional bits of its place, in its type."""
-        text = names.get(root) or self._printer.expression(root, names)
-        if format is None:
-            return text
-        have = self.formats.get(root)
-        shift = (format.frac or 0) - (have.frac or 0) if have is not None and (have.low or have.high) else 0
-        simple = text.startswith("\x02") and text.endswith("\x03") and text.count("\x02") == 1
-        text = text if simple else f"({text})"
-        return f"({type_of(format)})({text} * {1 << shift})" if shift else f"({type_of(format)}){text}"
-
-
-def is_spike(node: Node) -> bool:
-    """True if a value is a spike, 0 or 1."""
-    return is_spike(node.args[0]) if node.op == "detach" else node.op == "spike"
-
-
-def _read(lines: Sequence[str]) -> List[str]:
-    """The lines without constants that no other line reads, as those of a difference that is always 0."""
-    lines = [*lines]
-    for line in lines[::-1]:
-        if line.startswith("const") and "\n".join(lines).count(line.split()[2]) == 1:
-            lines.remove(line)
-    return lines
-
-
-def _run(values: Tensor) -> int:
-    """Number of neighbouring neurons that share a value: those of a channel, or one."""
-    rows = values.flatten(1) if values.ndim > 1 else values.unsqueeze(1)
-    return int(rows.shape[1]) if bool((rows == rows[:, :1]).all()) else 1

@@ -19,9 +19,9 @@ from spikecore.lang.render import C_TEMPLATES, on_one_line
 from spikecore.layers import CompactAvgPool2d, CompactMaxPool2d, Delay, PackedConv2d, PackedLinear, SumPool2d
 from spikecore.neurons import Recurrent
 from spikecore_chips._export_c import _fixed
+from spikecore_chips._export_c._cells import Cells, is_spike
 from spikecore_chips._export_c._graph import Operation, Refused, Step, rounds_input
 from spikecore_chips._export_c._parts import (
-    Cells,
     Conv,
     Copy,
     DelayedLinear,
@@ -32,7 +32,6 @@ from spikecore_chips._export_c._parts import (
     Pool,
     Round,
     Sum,
-    is_spike,
 )
 from spikecore_chips._export_c._values import BYTES, Value
 from spikecore_chips.quant import Format, analyse
@@ -420,8 +419,8 @@ def words_of_header(built: Built) -> Dict[str, str]:
         fields.append(f"    union {{{arrays} }} work{k};")
     fields += [f"    {field.type} {field.name}[{field.numbers}];" for field in built.fields]
     return {
-        "inputs": _described(built.input),
-        "outputs": _described(built.output),
+        "inputs": described(built.input),
+        "outputs": described(built.output),
         "count_in": str(built.input.count),
         "count_out": str(built.output.count),
         "type_in": built.input.type,
@@ -432,7 +431,7 @@ def words_of_header(built: Built) -> Dict[str, str]:
     }
 
 
-def _described(value: Value) -> str:
+def described(value: Value) -> str:
     """An array in words."""
     array = f"{value.count} numbers, a sample of shape {list(value.shape)}"
     if value.format is None:
