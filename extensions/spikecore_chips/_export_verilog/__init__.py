@@ -43,6 +43,8 @@ class VerilogProgram:
     outputs: Format
     #: Stages of registers of the parts that go through an array, such as the neurons of a layer, by the part's name.
     latency: Mapping[str, int]
+    #: Clocks of a step at most: as many as it takes if no number of an array is 0.
+    clocks: int
     #: The name of the top module.
     name: str
 
@@ -103,7 +105,7 @@ def export_verilog(
         raise ValueError(f"{caller}: {error}") from error
     write(folder, texts)
     formats = core.input.format, core.output.format
-    return VerilogProgram(Path(folder), tuple(texts), core.weights, core.memory, *formats, core.latency, name)
+    return VerilogProgram(Path(folder), tuple(texts), core.weights, core.memory, *formats, core.latency, core.clocks, name)
 
 
 #: Files around the core -> their templates, and whose they are.
@@ -132,6 +134,7 @@ def _files(core: Core, step: Step, nanoseconds: Optional[float]) -> Dict[str, st
             line for table in (recorded_table("inputs", x, given), recorded_table("outputs", y, made)) for line in table.lines()
         ),
         "zeros": str(int(core.needs_zeros)),
+        "clocks": str(core.clocks),
         "mhz": str(round(1000 / (nanoseconds or 40.0))),
         "mask_in": f"0x{(1 << bits(x)) - 1:x}ull",
     }

@@ -16,7 +16,7 @@ from spikecore.lang.dialects import C_WORDS, VERILOG_WORDS
 from spikecore_chips._export_c._graph import identifier
 
 #: Nanoseconds of operations on an ECP5, with the wires behind them: of a carry chain beside those of each bit.
-DELAYS = {"memory": 6.0, "product": 6.0, "table": 2.5, "carry": 1.2, "bit": 0.05, "choice": 0.9, "gate": 0.4}
+DELAYS = {"memory": 7.5, "product": 6.0, "table": 2.5, "carry": 1.2, "bit": 0.05, "choice": 0.9, "gate": 0.4}
 
 
 def carry(bits: int) -> float:

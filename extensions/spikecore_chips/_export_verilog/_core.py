@@ -33,6 +33,8 @@ class Core:
         self.modules = [self._module(part, lanes, budget) for part in self.parts]
         self.memory = sum(module.memory for module in self.modules)
         self.weights = sum(module.weights for module in self.modules)
+        #: Clocks of a step at most, which it takes if no number is 0.
+        self.clocks = 2 + sum(module.clocks for module in self.modules)
         #: True if the caller has to write inputs that are 0, too.
         self.needs_zeros = self._is_array(self.input) or any(map(reads_zeros, self._readers(self.input, True)))
         self.lines = [*self._top(), *(line for module in self.modules for line in module.lines)]

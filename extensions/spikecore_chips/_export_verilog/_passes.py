@@ -13,6 +13,8 @@ class Module(NamedTuple):
     """A part of a step in Verilog."""
 
     lines: List[str]
+    #: Clocks from its start to its end at most.
+    clocks: int
     #: Clocks from reading a number to writing one.
     latency: int = 0
     #: Bits that change while it runs, and bits of constants.
@@ -71,7 +73,7 @@ def pass_of(name: str, part: Part, step: Stepped, files: Dict[str, str]) -> Modu
         *circuit.module(f"{name}__step", part.title),
         *_module(name, part, step.inputs, circuit.outputs[0], circuit.latency, body),
     ]
-    return Module(lines, circuit.latency, size * count, sum(column.port.bits for column in columns) * count)
+    return Module(lines, _clocks(count, circuit.latency), circuit.latency, size * count, sum(column.port.bits for column in columns) * count)
 
 
 def delay_line(name: str, part: DelayLine, files: Dict[str, str]) -> Module:
@@ -99,7 +101,11 @@ def delay_line(name: str, part: DelayLine, files: Dict[str, str]) -> Module:
     ]
     port = Port("out", bits)
     lines = _module(name, part, [Port("in0", bits)], port, 1, body)
-    return Module(lines, 1, (bits * count) << turn, (turn + 1) * count)
+    return Module(lines, _clocks(count, 1), 1, (bits * count) << turn, (turn + 1) * count)
+
+
+def _clocks(count: int, latency: int) -> int:
+    return count + latency + 3
 
 
 def _columns(name: str, columns: Sequence[Column], count: int, files: Dict[str, str]) -> List[str]:

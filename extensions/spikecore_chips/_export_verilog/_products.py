@@ -18,6 +18,8 @@ from spikecore_chips._export_verilog._passes import Module, hexed
 
 #: Clocks from reading a sum to writing it, between which another product must not add to it.
 _DEPTH = 3
+#: Shifted places that are added instead of reading a product out of a memory.
+_SUMMANDS = 2
 
 
 class Tap(NamedTuple):
@@ -141,6 +143,11 @@ def _fill(layer: Layer, products: Products, of_group: int, groups: int) -> None:
     layer.shifts = words(shifts) if any(shifts) else []
 
 
+def _until_last(taps: Sequence[Tap], at: int) -> int:
+    """The number of taps of the list that begins at a place."""
+    return next(n for n, tap in enumerate(taps[at:], 1) if tap.is_last)
+
+
 class _Numbers:
     """Memories of constants of a module: their lines, files and bits."""
 
@@ -160,25 +167,27 @@ class _Numbers:
         self.bits += len(words) * sum(bits)
         return what
 
-    def fields(self, what: str, columns: Dict[str, List[int]], at: str, index: str) -> List[str]:
-        """Wires ``what_field``, a clock behind the place ``at``: of a memory, unless a number is 0 or a multiple of
-        the place itself. ``index`` is the place in as many bits as there are places.
+    def fields(self, what: str, columns: Dict[str, List[int]], index: str) -> List[str]:
+        """Wires ``what_field``, a clock behind the place ``at``: of a memory, unless the number is a multiple of the
+        place that takes no multiplier.
         """
         stored = {}
         lines = []
         for name, numbers in columns.items():
             bits = max(1, max(numbers).bit_length())
             factor = numbers[1] if len(numbers) > 1 else 0
-            if all(n == k * factor for k, n in enumerate(numbers)):
+            shifts = [k for k in range(factor.bit_length()) if factor >> k & 1]
+            if len(shifts) <= _SUMMANDS and all(n == k * factor for k, n in enumerate(numbers)):
+                value = " + ".join(f"{{{index}, {k}'d0}}" if k else index for k in shifts) or "0"
                 lines.append(f"    reg [{bits - 1}:0] {what}_{name};")
-                lines.append(f"    always @(posedge clk) {what}_{name} <= {f'{index} * {factor}' if factor else '0'};")
+                lines.append(f"    always @(posedge clk) {what}_{name} <= {value};")
             else:
                 stored[name] = bits
         if stored:
             words = [*zip(*(columns[name] for name in stored))]
             self.memory(f"{what}s", words, [*stored.values()])
             total, low = sum(stored.values()), 0
-            lines += [f"    reg [{total - 1}:0] {what};", f"    always @(posedge clk) {what} <= {what}s[{at}];"]
+            lines += [f"    reg [{total - 1}:0] {what};", f"    always @(posedge clk) {what} <= {what}s[{index}];"]
             for name, bits in stored.items():
                 lines.append(f"    wire [{bits - 1}:0] {what}_{name} = {what}[{low + bits - 1}:{low}];")
                 low += bits
@@ -214,7 +223,7 @@ class _Text:
         self._t = bits_of(layer.total)
         self._k, self._b = bits_of(len(layer.weights) or 1), bits_of(len(layer.offsets))
         self._b = max(self._b, bits_of(len(layer.shifts) or 1))
-        self._o = bits_of(max(layer.words, _DEPTH) + 1)
+        self._o = bits_of(max(layer.words, _DEPTH) + 3)
 
     def module(self) -> Module:
         layer = self._layer
@@ -236,14 +245,24 @@ class _Text:
             "endmodule",
             "",
         ]
-        return Module(lines, 0, sums * lanes * a, self._numbers.bits)
+        return Module(lines, self._clocks(), 0, sums * lanes * a, self._numbers.bits)
+
+    def _clocks(self) -> int:
+        """Clocks if no input is 0: to begin all sums, for each input, and for each of its taps."""
+        layer, count = self._layer, self._part.x.count
+        taps = [
+            [_until_last(column, at) for at in layer.places[name]]
+            for name, column in zip(("row", "column"), layer.taps)
+        ]
+        products = sum(a * b for a, b in zip(*taps)) if taps else count
+        return (layer.total << self._turn) + 5 * count + products * max(layer.words, _DEPTH) + 4 * _DEPTH
 
     def _fetch(self) -> List[str]:
         """The next tap of the next input that is not 0, prepared while products of the last one are added."""
         layer, j, v, t, k, b = self._layer, self._j, self._v, self._t, self._k, self._b
         has_taps = bool(layer.taps)
         places = {name: numbers for name, numbers in layer.places.items() if name != "offset" or layer.shifts}
-        fields = self._numbers.fields("place", places, "entry", "entry")
+        fields = self._numbers.fields("place", places, "entry")
         sums = {name: f"place_{name}" for name in ("weight", "sum")}
         offset = "place_offset" if "offset" in places else "0"
         advance, point = ["e <= e + 1; fetch <= ENTRY;"], []
@@ -252,7 +271,7 @@ class _Text:
                 columns = {name: [getattr(tap, name) for tap in taps] for name in Tap._fields}
                 bits = bits_of(len(taps))
                 fields += [f"    reg [{bits - 1}:0] {what}_at;"]
-                fields += self._numbers.fields(what, columns, f"{what}_at", f"{what}_at")
+                fields += self._numbers.fields(what, columns, f"{what}_at")
                 sums = {name: f"{text} + {what}_{name}" for name, text in sums.items()}
             advance = [
                 "fetch <= TAP;",
@@ -344,7 +363,7 @@ class _Text:
             "                    if (finished && !full) begin phase <= END; o <= 0; end",
             "                end",
             "            end",
-            f"            END: if (o == {_DEPTH}) begin phase <= IDLE; done <= 1; end",
+            f"            END: if (o == {_DEPTH + 1}) begin phase <= IDLE; done <= 1; end",
             "            default: ;",
             "        endcase",
             f"        if (start) begin phase <= BEGIN; sum <= 0; step <= 0; offset <= 0; {begin} end",
@@ -356,53 +375,57 @@ class _Text:
         """Read, multiply, shift, add, write."""
         layer, a, p, w, v, t = self._layer, self._a, self._p, self._w, self._v, self._t
         lanes, turn, numbers = layer.lanes, self._turn, self._numbers
+        of_added = a if layer.shifts else p
         lines = [
-            "    // each clock: a sum's place; its word; what is added; what is written",
+            "    // Behind a place, at each clock: its weight and input; these twice, with the product, if it is shifted;",
+            "    // the sum that was, and what is added; what is written. A digit says how many clocks.",
             f"    reg [{t - 1}:0] sum1;",
-            f"    reg [{t + turn - 1}:0] at2, at3;",
-            f"    reg [{self._b - 1}:0] offset1, offset2;",
-            "    reg live1, live2, live3, begin1, begin2, begin3;",
-            f"    reg signed [{v - 1}:0] v1;",
-            f"    reg [{lanes * p - 1}:0] product2;",
-            f"    reg [{lanes * a - 1}:0] sum2, sum3, added3, written;",
+            f"    reg [{t + turn - 1}:0] at2, at3, at4;",
+            f"    reg [{self._b - 1}:0] offset1, offset2, offset3;",
+            "    reg [3:0] live, begins;",
+            f"    reg signed [{v - 1}:0] v1, v2, v3;",
+            f"    reg [{lanes * a - 1}:0] sum3, sum4, written;",
+            f"    reg [{lanes * of_added - 1}:0] added4;",
             f"    reg signed [{a - 1}:0] total;",
-            "    integer n;",
+            "    integer n, m;",
         ]
         clocked = [
-            "live1 <= live0; live2 <= live1; live3 <= live2;",
-            "begin1 <= phase == BEGIN; begin2 <= begin1; begin3 <= begin2;",
-            "sum1 <= sum; at2 <= at1; at3 <= at2; v1 <= v; offset1 <= offset; offset2 <= offset1;",
-            "sum2 <= sums[phase == IDLE ? read : at1];",
-            "sum3 <= sum2;",
-            "if (live3) sums[at3] <= written;",
+            "live <= {live, live0}; begins <= {begins, phase == BEGIN};",
+            "sum1 <= sum; at2 <= at1; at3 <= at2; at4 <= at3; v1 <= v; v2 <= v1; v3 <= v2;",
+            "offset1 <= offset; offset2 <= offset1; offset3 <= offset2;",
+            "sum3 <= sums[phase == IDLE ? read : at2];",
+            "sum4 <= sum3;",
+            "if (live[3]) sums[at4] <= written;",
         ]
-        at1, product, added, first = "sum1", "v1", f"$signed(product2[n*{p} +: {p}])", f"{a}'h0"
+        at1, added, first, behind = "sum1", "v3", f"{a}'h0", "2" if layer.shifts else "3"
+        of_lanes = []
         if layer.weights:
             numbers.memory("weights", layer.weights, [w] * lanes)
-            lines.append(f"    reg [{lanes * w - 1}:0] weight1;")
-            clocked.append("weight1 <= weights[weight];")
-            of_lane = f"$signed(weight1[n*{w} +: {w}])"
-            product = of_lane if self._part.x.is_spikes else f"{of_lane} * v1"
+            lines.append(f"    reg [{lanes * w - 1}:0] weight1, weight2, weight3;")
+            clocked.append("weight1 <= weights[weight]; weight2 <= weight1; weight3 <= weight2;")
+            added = f"$signed(weight{behind}[n*{w} +: {w}])" + ("" if self._part.x.is_spikes else f" * v{behind}")
+        if layer.shifts:
+            size = max(n for word in layer.shifts for n in word).bit_length()
+            numbers.memory("shifts", layer.shifts, [size] * lanes)
+            lines += [f"    reg [{lanes * size - 1}:0] shift3;", f"    reg [{lanes * p - 1}:0] product3;"]
+            clocked.append("shift3 <= shifts[offset2];")
+            of_lanes = [f"product3[n*{p} +: {p}] <= {added};"]
+            added = f"$signed(product3[n*{p} +: {p}]) <<< shift3[n*{size} +: {size}]"
+        of_lanes.append(f"added4[n*{of_added} +: {of_added}] <= {added};")
         if layer.delays:
             numbers.memory("delays", [[delay] for delay in layer.delays], [turn])
             lines.append(f"    reg [{turn - 1}:0] delay1, first1;")
-            lines.append(f"    wire [{turn - 1}:0] slot1 = begin1 ? first1 : slot + delay1;")
+            lines.append(f"    wire [{turn - 1}:0] slot1 = begins[0] ? first1 : slot + delay1;")
             clocked.append("delay1 <= delays[weight]; first1 <= first_slot;")
             at1 = "{sum1, slot1}"
-        if layer.shifts:
-            bits = max(n for word in layer.shifts for n in word).bit_length()
-            numbers.memory("shifts", layer.shifts, [bits] * lanes)
-            lines.append(f"    reg [{lanes * bits - 1}:0] shift2;")
-            clocked.append("shift2 <= shifts[offset1];")
-            added += f" <<< shift2[n*{bits} +: {bits}]"
         if len(layer.offsets) > 1 or lanes > 1 and any(layer.offsets[0]):
             numbers.memory("offsets", layer.offsets, [a] * lanes)
-            lines.append(f"    reg [{lanes * a - 1}:0] begin_with3;")
-            clocked.append("begin_with3 <= offsets[offset2];")
-            first = f"begin_with3[n*{a} +: {a}]"
+            lines.append(f"    reg [{lanes * a - 1}:0] first4;")
+            clocked.append("first4 <= offsets[offset3];")
+            first = f"first4[m*{a} +: {a}]"
         elif layer.offsets[0][0]:
             first = f"{a}'h{layer.offsets[0][0] & ((1 << a) - 1):x}"
-        before, more = f"$signed(sum3[n*{a} +: {a}])", f"$signed(added3[n*{a} +: {a}])"
+        before, more = f"$signed(sum4[m*{a} +: {a}])", f"$signed(added4[m*{of_added} +: {of_added}])"
         total = f"{before} < {more} ? {more} : {before}" if layer.is_maximum else f"{before} + {more}"
         return [
             *lines,
@@ -411,13 +434,12 @@ class _Text:
             "    always @(posedge clk) begin",
             *(f"        {line}" for line in clocked),
             f"        for (n = 0; n < {lanes}; n = n + 1) begin",
-            f"            product2[n*{p} +: {p}] <= {product};",
-            f"            added3[n*{a} +: {a}] <= {added};",
+            *(f"            {line}" for line in of_lanes),
             "        end",
             "    end",
-            f"    always @* for (n = 0; n < {lanes}; n = n + 1) begin",
+            f"    always @* for (m = 0; m < {lanes}; m = m + 1) begin",
             f"        total = {total};",
-            f"        written[n*{a} +: {a}] = begin3 ? {first} : total;",
+            f"        written[m*{a} +: {a}] = begins[3] ? {first} : total;",
             "    end",
         ]
 
@@ -426,8 +448,8 @@ class _Text:
         layer, a, t = self._layer, self._a, self._t
         lanes, slot, shift = layer.lanes, ", slot" if self._turn else "", (self._layer.lanes - 1).bit_length()
         if lanes == 1:
-            return [f"    assign read = {{read_at{slot}}};", "    assign read_q = sum2;"]
-        choice = f"    assign read_q = sum2[lane1*{a} +: {a}];"
+            return [f"    assign read = {{read_at{slot}}};", "    assign read_q = sum3;"]
+        choice = f"    assign read_q = sum3[lane1*{a} +: {a}];"
         lines = [f"    reg [{shift - 1}:0] lane1;"]
         if layer.step == 1:
             word = f"read_at[{self._i - 1}:{shift}]" if self._i > shift else "1'd0"

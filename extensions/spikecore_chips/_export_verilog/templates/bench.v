@@ -31,7 +31,11 @@ module bench;
                     in_write = @zeros@ || in_value != 0; tick;
                 end
                 in_write = 0; step = 1; tick; step = 0; clocks = 1;
-                while (done !== 1 && clocks < 100000000) begin tick; clocks = clocks + 1; end
+                while (done !== 1 && clocks <= @clocks@) begin tick; clocks = clocks + 1; end
+                if (done !== 1) begin
+                    $display("@name@: no end of step %0d after @clocks@ clocks", t);
+                    $finish_and_return(1);
+                end
                 all = all + clocks;
                 for (n = 0; n < OUTPUTS; n = n + 1) begin
                     out_at = n; tick;
