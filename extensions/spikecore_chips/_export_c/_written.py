@@ -38,16 +38,16 @@ def check_arguments(
     if name.lower() in of_test:
         raise ValueError(f"{caller}: name={name!r} is that of the program's test; choose another one")
     if example.dtype not in (torch.float32, torch.float64):
-        raise ValueError(f"{caller}: example has dtype {example.dtype}; {language} computes in float32 or integers: .float()")
+        raise ValueError(
+            f"{caller}: example has dtype {example.dtype}; {language} computes in float32 or integers: .float()"
+        )
     finite = torch.isfinite(example)
     if not bool(finite.all()):
         where = (~finite).nonzero()[0].tolist()
         raise ValueError(f"{caller}: example is {example[tuple(where)].item()} at {where}; give finite numbers")
 
 
-def recorded(
-    owner: str, value: Value, numbers: Tensor, rounds: Optional[Callable[[Tensor], Tensor]] = None
-) -> Tensor:
+def recorded(owner: str, value: Value, numbers: Tensor, rounds: Optional[Callable[[Tensor], Tensor]] = None) -> Tensor:
     """Numbers of an example as the program has them: integers, or floats as they are."""
     if value.format is None:
         return numbers.float()

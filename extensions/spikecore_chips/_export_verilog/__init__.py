@@ -39,8 +39,8 @@ class VerilogProgram:
     weights: int
     memory: int
     #: Formats of inputs and outputs.
-    inputs: Format
-    outputs: Format
+    inputs: Optional[Format]
+    outputs: Optional[Format]
     #: Stages of registers of the parts that go through an array, such as the neurons of a layer, by the part's name.
     latency: Mapping[str, int]
     #: Clocks of a step at most: as many as it takes if no number of an array is 0.
@@ -105,7 +105,9 @@ def export_verilog(
         raise ValueError(f"{caller}: {error}") from error
     write(folder, texts)
     formats = core.input.format, core.output.format
-    return VerilogProgram(Path(folder), tuple(texts), core.weights, core.memory, *formats, core.latency, core.clocks, name)
+    return VerilogProgram(
+        Path(folder), tuple(texts), core.weights, core.memory, *formats, core.latency, core.clocks, name
+    )
 
 
 #: Files around the core -> their templates, and whose they are.
@@ -131,7 +133,9 @@ def _files(core: Core, step: Step, nanoseconds: Optional[float]) -> Dict[str, st
         "allowed": "0",
         "compare": "return a != b;",
         "tables": "\n".join(
-            line for table in (recorded_table("inputs", x, given), recorded_table("outputs", y, made)) for line in table.lines()
+            line
+            for table in (recorded_table("inputs", x, given), recorded_table("outputs", y, made))
+            for line in table.lines()
         ),
         "zeros": str(int(core.needs_zeros)),
         "clocks": str(core.clocks),

@@ -81,7 +81,7 @@ class Core:
             *self._memories(x, "in_write", "in_at", "in_value", "done"),
         ]
         order, start = [], "step"
-        for k, (part, module) in enumerate(zip(parts, self.modules)):
+        for k, part in enumerate(parts):
             lines += ["", f"    // {part.title}"]
             lines += self._products(k, part, start) if isinstance(part, _PRODUCTS) else self._pass(k, part, start)
             order.append(f"        if ({start}) turn <= {k};")

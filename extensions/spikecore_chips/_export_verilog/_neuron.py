@@ -199,7 +199,8 @@ class _Step:
 
     def _table(self, node: Node, label: str) -> Optional[Signal]:
         """A chain of choices between constants by one whole number, as that of a table, read at its place."""
-        frac, steps, inner = int(self._formats[node].frac or 0), [], node
+        frac, inner = int(self._formats[node].frac or 0), node
+        steps: List[Tuple[Node, float, Signal]] = []
         while inner.op == "where" and inner.args[0].op == "ge" and self._is_constant(inner.args[1]):
             place, bound = inner.args[0].args
             if bound.op != "const" or (steps and place != steps[0][0]):
@@ -239,7 +240,8 @@ def plain(part: Part, budget: Optional[float]) -> Stepped:
     circuit, to = Circuit(budget, ["out"]), part.output.format
     x = [circuit.input(f"in{k}", *ends_of(value.format)) for k, value in enumerate(part.inputs)]
     if isinstance(part, Sum):
-        value = circuit.sum("total", *(circuit.up(each, shift) for each, shift in zip(x, part.shifts)))
+        a, b = (circuit.up(each, shift) for each, shift in zip(x, part.shifts))
+        value = circuit.sum("total", a, b)
     else:
         shift = frac_of(part.x.format) - frac_of(to)
         value = circuit.up(x[0], max(0, -shift))

@@ -63,9 +63,11 @@ def pass_of(name: str, part: Part, step: Stepped, files: Dict[str, str]) -> Modu
             "        if (write) states[write_at] <= next;",
             "    end",
         ]
-    for port, rest, after in zip(step.states, rests, circuit.outputs[1:]):
+    for port, at_rest, after in zip(step.states, rests, circuit.outputs[1:]):
         part_of = f"[{at + port.bits - 1}:{at}]"
-        states.append(f"    wire signed [{port.bits - 1}:0] s_{port.name} = fresh ? {rest} : $signed(state{part_of});")
+        states.append(
+            f"    wire signed [{port.bits - 1}:0] s_{port.name} = fresh ? {at_rest} : $signed(state{part_of});"
+        )
         given.append(f".{after.name}(next{part_of})")
         at += port.bits
     body = [*_columns(name, columns, count, files), *states, f"    {name}__step step(.clk(clk), {', '.join(given)});"]
@@ -73,7 +75,13 @@ def pass_of(name: str, part: Part, step: Stepped, files: Dict[str, str]) -> Modu
         *circuit.module(f"{name}__step", part.title),
         *_module(name, part, step.inputs, circuit.outputs[0], circuit.latency, body),
     ]
-    return Module(lines, _clocks(count, circuit.latency), circuit.latency, size * count, sum(column.port.bits for column in columns) * count)
+    return Module(
+        lines,
+        _clocks(count, circuit.latency),
+        circuit.latency,
+        size * count,
+        sum(column.port.bits for column in columns) * count,
+    )
 
 
 def delay_line(name: str, part: DelayLine, files: Dict[str, str]) -> Module:
@@ -148,7 +156,7 @@ def _module(
         f"    wire [{bits - 1}:0] place = places[{bits - 1}:0];",
         f"    assign write = live[{latency}], write_at = places[{most - 1}:{most - bits}];",
         "    always @(posedge clk) begin",
-        f"        live <= {{live, reading}}; places <= {{places, at}};",
+        "        live <= {live, reading}; places <= {places, at};",
         f"        done <= write && write_at == {count - 1};",
         f"        if (reading) begin at <= at + 1; if (at == {count - 1}) reading <= 0; end",
         "        if (start) begin reading <= 1; at <= 0; end",

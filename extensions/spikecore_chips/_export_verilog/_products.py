@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import gcd
-from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from spikecore_chips._export_c._parts import Conv, DelayedLinear, Linear, Part, Pool, Products, Window
-from spikecore_chips._export_verilog._circuit import bits_of, literal, width
+from spikecore_chips._export_verilog._circuit import bits_of, width
 from spikecore_chips._export_verilog._neuron import ends_of
 from spikecore_chips._export_verilog._passes import Module, hexed
 
@@ -92,7 +92,7 @@ def _linear(part: Part, products: Any, lanes: int, columns: int, rows: int) -> L
 
 
 def _windows(window: Window, lanes: int, of_input: int, of_group: int) -> Layer:
-    (channels, height, width_), (outputs, rows, columns), kernel, *_ = window
+    (channels, height, width_), (_, rows, columns), kernel, *_ = window
     words, size = -(-of_group // lanes), rows * columns
     groups = channels // of_input
     layer = Layer(lanes, words, groups * words * size, size)
@@ -129,15 +129,15 @@ def _taps(window: Window, k: int) -> Tuple[List[int], List[Tap]]:
     return starts, taps or [Tap(0, 0, 1)]
 
 
-def _fill(layer: Layer, products: Products, of_group: int, groups: int) -> None:
+def _fill(layer: Layer, products: Optional[Products], of_group: int, groups: int) -> None:
     """Words of weights, offsets and shifts. The last word of a tap is filled up with 0."""
 
     def words(numbers: Sequence[int]) -> List[List[int]]:
-        rows = [numbers[at : at + of_group] for at in range(0, len(numbers), of_group)]
+        rows = [[*numbers[at : at + of_group]] for at in range(0, len(numbers), of_group)]
         rows = [[*row, *[0] * (layer.words * layer.lanes - of_group)] for row in rows]
         return [row[at : at + layer.lanes] for row in rows for at in range(0, len(row), layer.lanes)]
 
-    integers, shifts, offsets = (part.flatten().tolist() for part in products)
+    integers, shifts, offsets = (part.flatten().tolist() for part in products or ())
     layer.weights = words(integers)
     layer.offsets = words(offsets) if any(offsets) else [[0] * layer.lanes]
     layer.shifts = words(shifts) if any(shifts) else []
@@ -289,7 +289,7 @@ class _Text:
             ]
         return [
             f"    reg [{j}:0] e;",
-            f"    assign list_at = e;",
+            "    assign list_at = e;",
             f"    wire [{j - 1}:0] entry = list_q[{j + v - 1}:{v}];",
             *fields,
             "    localparam WAIT = 0, ENTRY = 1, PLACE = 2, POINT = 3, TAP = 4, READY = 5;",
@@ -324,7 +324,11 @@ class _Text:
         slots = []
         if turn:  # the slot of the last step is that of the sums that are farthest ahead; at first all begin
             slots = [f"    reg [{turn - 1}:0] slot, first_slot;", f"    wire [{turn - 1}:0] last_slot = slot - 2;"]
-        again = f"if (fresh && first_slot != last_slot) begin first_slot <= first_slot + 1; sum <= 0; offset <= 0; end else " if turn else ""
+        again = (
+            "if (fresh && first_slot != last_slot) begin first_slot <= first_slot + 1; sum <= 0; offset <= 0; end else "
+            if turn
+            else ""
+        )
         begin = "slot <= slot + 1; first_slot <= slot;" if turn else ""
         offsets = max(len(layer.offsets), len(layer.shifts), 1)
         wrap = [
@@ -348,7 +352,7 @@ class _Text:
             "                sum <= sum + 1; step <= step + 1;",
             *wrap,
             f"                if (sum == {layer.total - 1}) begin",
-            f"                    step <= 0;",
+            "                    step <= 0;",
             f"                    {again}begin phase <= SETTLE; o <= 0; end",
             "                end",
             "            end",
@@ -377,8 +381,8 @@ class _Text:
         lanes, turn, numbers = layer.lanes, self._turn, self._numbers
         of_added = a if layer.shifts else p
         lines = [
-            "    // Behind a place, at each clock: its weight and input; these twice, with the product, if it is shifted;",
-            "    // the sum that was, and what is added; what is written. A digit says how many clocks.",
+            "    // Behind a place, at each clock: its weight and input; these once more; the sum that was, and the",
+            "    // product, if it is shifted; what is added; what is written. A digit says how many clocks.",
             f"    reg [{t - 1}:0] sum1;",
             f"    reg [{t + turn - 1}:0] at2, at3, at4;",
             f"    reg [{self._b - 1}:0] offset1, offset2, offset3;",
@@ -418,7 +422,7 @@ class _Text:
             lines.append(f"    wire [{turn - 1}:0] slot1 = begins[0] ? first1 : slot + delay1;")
             clocked.append("delay1 <= delays[weight]; first1 <= first_slot;")
             at1 = "{sum1, slot1}"
-        if len(layer.offsets) > 1 or lanes > 1 and any(layer.offsets[0]):
+        if len(layer.offsets) > 1 or (lanes > 1 and any(layer.offsets[0])):
             numbers.memory("offsets", layer.offsets, [a] * lanes)
             lines.append(f"    reg [{lanes * a - 1}:0] first4;")
             clocked.append("first4 <= offsets[offset3];")
@@ -444,7 +448,7 @@ class _Text:
         ]
 
     def _read(self) -> List[str]:
-        """Sum ``read_at`` of the layer, a clock later: lane ``o % lanes`` of the word of its place and ``o / lanes``."""
+        """The sum at ``read_at``, a clock later: lane ``o % lanes`` of the word of its pixel and of ``o / lanes``."""
         layer, a, t = self._layer, self._a, self._t
         lanes, slot, shift = layer.lanes, ", slot" if self._turn else "", (self._layer.lanes - 1).bit_length()
         if lanes == 1:

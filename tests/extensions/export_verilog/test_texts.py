@@ -1,4 +1,4 @@
-"""Traps of Verilog: widths, signs, the last line of a memory's file, names; and faults that the recorded test notices."""
+"""Traps of Verilog: widths, signs, the last line of a file, names; and faults that the recorded test notices."""
 
 from __future__ import annotations
 
@@ -37,7 +37,9 @@ def network() -> nn.Module:
     """Two layers, and neurons with a product that is rounded."""
     thresholds = torch.tensor([0.25, 0.5, 0.25, 0.75, 1.0])
     second = on_grid(nn.Linear(5, 3), seed=1)
-    return nn.Sequential(layer(), lif(tau=3.7, threshold=thresholds), second, fixed(sc.LI(tau=4.0), word=10, frac=6)).eval()
+    return nn.Sequential(
+        layer(), lif(tau=3.7, threshold=thresholds), second, fixed(sc.LI(tau=4.0), word=10, frac=6)
+    ).eval()
 
 
 @pytest.mark.parametrize("lanes", [1, 4])
@@ -210,5 +212,6 @@ def test_size_and_speed(target: str, tmp_path: Path) -> None:
     sc.export_verilog(net.eval(), spikes(4, 6), tmp_path, inputs=SPIKES)
     text = made(tmp_path, target).stdout
     found: List[str] = re.findall(r"(?:TRELLIS_COMB|ICESTORM_LC): *(\d+)/", text)
-    assert found and 100 < int(found[0]) < 2000, text
+    assert len(found) == 1, text
+    assert 100 < int(found[0]) < 2000
     assert float(re.findall(r"([\d.]+) MHz", text)[0]) > 25
