@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from spikecore.lang.dialects import C_WORDS, VERILOG_WORDS
+from spikecore.lang.render import on_one_line
 from spikecore_chips._export_c._graph import identifier
 
 #: Nanoseconds of operations on an ECP5, with the wires behind them: of a carry chain beside those of each bit.
@@ -37,6 +38,11 @@ def bits_of(count: int) -> int:
 def literal(n: int) -> str:
     """A signed number."""
     return f"{'-' if n < 0 else ''}{n.bit_length() + 2}'sd{abs(n)}"
+
+
+def comment(text: str) -> str:
+    """A line of a comment, in ASCII."""
+    return f"// {on_one_line(text)}".encode("ascii", "backslashreplace").decode("ascii")
 
 
 class Port(NamedTuple):
@@ -222,6 +228,6 @@ class Circuit:
             *(f"input signed [{port.bits - 1}:0] {port.name}" for port in self.inputs),
             *(f"output signed [{port.bits - 1}:0] {port.name}" for port in self.outputs),
         ]
-        head = [f"// {title}: {latency} stages of registers", f"module {name}(", *(f"    {p}," for p in ports)]
+        head = [comment(f"{title}: {latency} stages of registers"), f"module {name}(", *(f"    {p}," for p in ports)]
         head[-1] = head[-1][:-1]
         return [*head, ");", *(f"    {line}" for line in [*registers, *lines]), "endmodule", ""]

@@ -8,7 +8,7 @@ from spikecore_chips._export_c._cells import Cells
 from spikecore_chips._export_c._parts import Conv, Copy, DelayedLinear, DelayLine, Linear, Part, Pool
 from spikecore_chips._export_c._program import Built
 from spikecore_chips._export_c._values import Value
-from spikecore_chips._export_verilog._circuit import bits_of, literal, width
+from spikecore_chips._export_verilog._circuit import bits_of, comment, literal, width
 from spikecore_chips._export_verilog._neuron import ends_of, plain, stepped
 from spikecore_chips._export_verilog._passes import Module, delay_line, pass_of
 from spikecore_chips._export_verilog._products import products, reads_zeros
@@ -65,7 +65,7 @@ class Core:
 
     def _chosen(self, readers: Sequence[Part], port: str, last: str = "") -> str:
         """The port of the reader whose turn it is."""
-        texts = [f"p{self.parts.index(part)}_{port}" for part in readers]
+        texts = [f"p{self.parts.index(part)}_{port}" for part in readers] or ["1'b0"]
         turns = [f"turn == {self.parts.index(part)} ? {text} : " for part, text in zip(readers, texts)]
         return "".join(turns) + last if last else "".join(turns[:-1]) + texts[-1]
 
@@ -82,7 +82,7 @@ class Core:
         ]
         order, start = [], "step"
         for k, part in enumerate(parts):
-            lines += ["", f"    // {part.title}"]
+            lines += ["", f"    {comment(part.title)}"]
             lines += self._products(k, part, start) if isinstance(part, _PRODUCTS) else self._pass(k, part, start)
             order.append(f"        if ({start}) turn <= {k};")
             start = f"p{k}_done"

@@ -98,6 +98,7 @@ class _Step:
     # -- values
 
     def _signal(self, node: Node) -> Signal:
+        """A value as its operation gives it."""
         if node not in self._signals:
             format = self._formats[node]
             is_number = format == ZERO or node.op == "const"
@@ -153,6 +154,15 @@ class _Step:
             return circuit.wire(label, ends, text, [self._signal(args[0]), *chosen], DELAYS["choice"])
         if op in ("clamp", "minimum", "maximum"):
             return self._limited(node, label)
+        if op == "not":
+            return circuit.truth(label, "!{0}", [self._signal(args[0])], DELAYS["gate"])
+        if op in _LOGIC or (op in _COMPARISONS and args[0].is_bool):
+            text = f"{{0}} {({**_LOGIC, **_COMPARISONS})[op]} {{1}}"
+            return circuit.truth(label, text, [self._signal(arg) for arg in args], DELAYS["gate"])
+        if op in _COMPARISONS:
+            x = self._aligned(args)
+            bits = max(signal.bits for signal in x)
+            return circuit.truth(label, f"{{0}} {_COMPARISONS[op]} {{1}}", x, carry(bits))
         x = [self._signal(arg) for arg in args]
         if op == "spike":
             sign = ">" if getattr(node.attr, "strict", False) else ">="
@@ -162,14 +172,6 @@ class _Step:
         if op in ("abs", "neg"):
             text = "-{0}" if op == "neg" else "{0} < 1'sd0 ? -{0} : {0}"
             return circuit.wire(label, ends, text, x, carry(width(*ends)))
-        if op == "not":
-            return circuit.truth(label, "!{0}", x, DELAYS["gate"])
-        if op in _LOGIC:
-            return circuit.truth(label, f"{{0}} {_LOGIC[op]} {{1}}", x, DELAYS["gate"])
-        if op in _COMPARISONS:
-            x = x if args[0].is_bool else self._aligned(args)
-            bits = max(signal.bits for signal in x)
-            return circuit.truth(label, f"{{0}} {_COMPARISONS[op]} {{1}}", x, carry(bits))
         raise Refused(f"{self._cells.title}: there is no Verilog for {op} of integers")
 
     def _product(self, node: Node, label: str) -> Signal:

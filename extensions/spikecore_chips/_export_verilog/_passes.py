@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Dict, List, NamedTuple, Sequence
 
 from spikecore_chips._export_c._parts import DelayLine, Part
-from spikecore_chips._export_verilog._circuit import Port, bits_of, literal, width
+from spikecore_chips._export_verilog._circuit import Port, bits_of, comment, literal, width
 from spikecore_chips._export_verilog._neuron import Column, Stepped, ends_of
 
 
@@ -144,7 +144,7 @@ def _module(
     bits = bits_of(count)
     most = bits * (latency + 1)
     return [
-        f"// {part.title}: one at a clock",
+        comment(f"{part.title}: one at a clock"),
         f"module {name}(",
         "    input clk, input reset, input fresh, input start, output reg done,",
         f"    output reg reading, output reg [{bits - 1}:0] at,",

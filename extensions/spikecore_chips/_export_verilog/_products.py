@@ -12,7 +12,7 @@ from math import gcd
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from spikecore_chips._export_c._parts import Conv, DelayedLinear, Linear, Part, Pool, Products, Window
-from spikecore_chips._export_verilog._circuit import bits_of, width
+from spikecore_chips._export_verilog._circuit import bits_of, comment, width
 from spikecore_chips._export_verilog._neuron import ends_of
 from spikecore_chips._export_verilog._passes import Module, hexed
 
@@ -231,7 +231,7 @@ class _Text:
         body = [*self._fetch(), *self._beat(), *self._adder(), *self._read()]
         lanes, a, v, j = layer.lanes, self._a, self._v, self._j
         lines = [
-            f"// {self._part.title}: {lanes} products at a clock",
+            comment(f"{self._part.title}: {lanes} products at a clock"),
             f"module {self._name}(",
             "    input clk, input reset, input fresh, input start, output reg done,",
             f"    output [{j}:0] list_at, input [{j + v - 1}:0] list_q, input [{j}:0] list_count,",
