@@ -90,8 +90,10 @@ class PackedLinear(_Packed, nn.Linear):
     128, and :class:`spikecore.backend.Unsupported` for torch before 2.6.
     """
 
-    def __init__(self, *args: Any, in_order: bool = False, **keywords: Any) -> None:
-        super().__init__(*args, **keywords)
+    def __init__(
+        self, *args: Any, largest: int = 1, unit: float = 1.0, in_order: bool = False, **keywords: Any
+    ) -> None:
+        super().__init__(*args, largest=largest, unit=unit, **keywords)
         self.in_order = in_order
 
     def forward(self, input: Tensor) -> Tensor:
