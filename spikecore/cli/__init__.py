@@ -37,7 +37,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 #: Heading of the help -> the commands below it.
 _SECTIONS: Mapping[str, List[str]] = {
-    "Commands": ["backends", "explain", "kernel", "export", "cache", "bench"],
+    "Commands": ["backends", "explain", "kernel", "export", "check", "cache", "bench"],
     "Commands for authors of a backend": ["conformance", "new-backend"],
 }
 
@@ -202,6 +202,30 @@ def export(**options: Any) -> None:
     importable module.
     """
     _run("export", options)
+
+
+@app.command(
+    epilog="\b\nExit codes:\n  0  equal\n  1  a node differs\n  2  cannot be compared\n\n"
+    + _examples("check digits.nir --against snntorch", "check theirs.nir --against norse --dt 1e-3 --input 100,8,784")
+)
+@click.argument("file", type=click.Path(path_type=Path))
+@_option("--against", metavar="LIBRARY", required=True, help="snntorch, norse or sinabs, which must be installed.")
+@_number("--dt", type=float, metavar="SECONDS", help="Time step.  [default: that of the file, or of the library]")
+@_choice("--discretization", "euler", "exp", help="Read NIR's equations, in Euler's or the exact steps.")
+@_option("--convention", metavar="LIBRARY", help="Read the file as this library computes what it writes.")
+@_option(
+    "--input", "shape", metavar="SHAPE", help="T,B,... of the random input.  [default: 40,8, and as the file says]"
+)
+@_options("--scale", "scales", type=float, metavar="X", help="Size of the input's samples.", default=(0.5, 2, 8, 32))
+@_number("--seed", type=click.IntRange(0), default=0, help="Seed of the input.")
+@_flag("--json", "as_json", help="Print JSON: file, library, inputs, nodes, first, silent, equal.")
+def check(**options: Any) -> None:
+    """Run a file of NIR here and in another library, and show which node differs.
+
+    Without --discretization and --convention a file of spikecore is read as it was saved, another one as LIBRARY
+    computes what it writes.
+    """
+    _run("check", options)
 
 
 @app.command(epilog=_examples("cache", "cache --json", "cache --clear"))

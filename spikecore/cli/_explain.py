@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from contextlib import nullcontext
 from dataclasses import asdict
-from typing import List, Optional, Sequence
+from typing import Optional, Sequence
 
 import click
 import torch
@@ -13,6 +13,7 @@ import torch
 from spikecore import batches
 from spikecore.backend import BackendError
 from spikecore.cli._named import network as named_network
+from spikecore.cli._named import shape
 from spikecore.dtypes import DTYPES
 from spikecore.inspect import explain as explain_network
 
@@ -34,7 +35,7 @@ def explain(
         torch.manual_seed(seed)
         place = _device(device)
         net = named_network(network).to(place, DTYPES[dtype])
-        inputs = [torch.rand(_shape(text)).to(place, DTYPES[dtype]) for text in shapes]
+        inputs = [torch.rand(shape(text)).to(place, DTYPES[dtype]) for text in shapes]
         if channels_last:
             net = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # which torch.nn.Module has
             inputs = batches.channels_last(inputs, 2)
@@ -61,13 +62,3 @@ def _device(name: str) -> torch.device:
         why = str(error).splitlines()[0]
         raise ValueError(f"--device {name!r} is not usable here ({why}); give cpu, or leave it out") from error
     return device
-
-
-def _shape(text: str) -> List[int]:
-    try:
-        shape = [int(part) for part in text.split(",")]
-    except ValueError:
-        shape = []
-    if not shape or min(shape) < 1:
-        raise ValueError(f"--input {text!r} must be whole numbers above 0 with commas between them, as 8,1,28,28")
-    return shape

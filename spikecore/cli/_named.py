@@ -9,7 +9,7 @@ from functools import reduce
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from typing import Any
+from typing import Any, List
 
 from torch import nn
 
@@ -43,6 +43,17 @@ def network(text: str) -> nn.Module:
     if not isinstance(value, nn.Module):
         raise TypeError(f"{text} is {a_kind(value)}; name an nn.Module or what makes one without arguments")
     return value
+
+
+def shape(text: str) -> List[int]:
+    """The numbers of ``--input 8,1,28,28``."""
+    try:
+        sizes = [int(part) for part in text.split(",")]
+    except ValueError:
+        sizes = []
+    if not sizes or min(sizes) < 1:
+        raise ValueError(f"--input {text!r} must be whole numbers above 0 with commas between them, as 8,1,28,28")
+    return sizes
 
 
 def _file(path: Path) -> Any:
