@@ -296,8 +296,8 @@ def _error_of(library: Library, node: Any, dt: Any, samples: int) -> Optional[Ex
 
 
 def _key(name: str) -> str:
-    """The name that nirtorch has for a node, and torch for its module in another one."""
-    return name.replace(".", "_")
+    """The name that nirtorch has for a node, and torch for its module in another one; ``nir_node_if`` is ``if``."""
+    return name.replace(".", "_").replace("nir_node_", "")
 
 
 def _node_of(unit: str, nodes: Mapping[str, Any]) -> str:

@@ -190,7 +190,7 @@ def test_the_node_with_a_fault_is_named(name: str, node: str, what: str, tmp_pat
     """A time constant, a threshold, a reset or the sign of weights that is another one on one side."""
     library, writer, how = FILES[name]
     file = _written(writer, tmp_path)
-    network = sc.nir.load(file, **({"convention": library} | how if library != "snntorch" else how))
+    network = sc.nir.load(file, **(how or {"convention": library}))
     if what == "reset" and library == "sinabs":
         network.get_submodule(node).many = False
     _changed(network, node, what)
@@ -219,6 +219,17 @@ def test_a_library_that_does_not_read_what_it_wrote(
     assert report.first.name == node
     name = report.library.split()[0]
     assert {key: report.first.numbers[name][key] for key in theirs} == theirs
+
+
+def test_an_if_that_snntorch_reads_with_a_leak(tmp_path) -> None:
+    """Its name is a keyword, for which nirtorch has another one."""
+    import nir
+
+    one, weight = torch.ones(12).numpy(), torch.randn(12, 10, generator=torch.Generator().manual_seed(0)).numpy()
+    nir.write(tmp_path / "if.nir", nir.NIRGraph.from_list(nir.Linear(weight), nir.IF(r=one, v_threshold=one)))
+    first = sc.nir.check(tmp_path / "if.nir", "snntorch", dt=1.0, discretization="euler").first
+    assert first is not None
+    assert (first.name, first.numbers["spikecore"]["decay"], first.numbers["snnTorch"]["beta"]) == ("if", "1", "0.9")
 
 
 @pytest.mark.parametrize("library", ["snntorch", "norse"])
