@@ -131,15 +131,16 @@ class SlidingPSN(Stateful):
         sequence = x.unsqueeze(0) if self.step == "single" else x
         continues = self.continues
         seen = self._with_past(sequence, self._begin()) if continues else sequence
-        before = len(seen) - len(sequence)
+        steps = seen.shape[0]  # torch.export may have a symbol for it, which len makes a constant
+        before = steps - sequence.shape[0]
         # weight[i] where the input is order - 1 - i steps before the output, 0 elsewhere
-        lag = torch.arange(before, len(seen), device=x.device)[:, None] - torch.arange(len(seen), device=x.device)
+        lag = torch.arange(before, steps, device=x.device)[:, None] - torch.arange(steps, device=x.device)
         inside = (lag >= 0) & (lag < self.order)
         matrix = self.weight[(self.order - 1 - lag).clamp(0, self.order - 1)] * inside
         h = _summed(seen, matrix, self.bias)
         spikes: Tensor = self.fire(h.squeeze(0) if self.step == "single" else h)
         if continues:
-            self._end({PAST: seen[len(seen) - self.order + 1 :].clone()})
+            self._end({PAST: seen[steps - self.order + 1 :].clone()})
         return spikes
 
     def _with_past(self, sequence: Tensor, state: Optional[Mapping[str, Tensor]]) -> Tensor:

@@ -496,11 +496,18 @@ class Recurrent(Stateful):
             ]
             start = (*self.neuron.run(*none)[1].values(), *[x.new_zeros(shape) for shape in shapes])
         tensors = {**dict(self.named_parameters()), **dict(self.named_buffers())}
-        one = _OneStep(self, record, ways)
+        one = _OneStep(self, record)
 
         def step(carry: Sequence[Tensor], now: Sequence[Tensor], constants: Sequence[Tensor]) -> Any:
             values = {f"layer.{name}": value for name, value in zip(tensors, constants)}
+            versions = [value._version for value in constants]
             outputs, state, trace = functional_call(one, values, ([value.unsqueeze(0) for value in now], carry))
+            changed = [name for name, value, old in zip(tensors, constants, versions) if value._version != old]
+            if changed:
+                raise Unsupported(
+                    f"Recurrent: every step changes {', '.join(changed)}, which a program of any number of steps would "
+                    "not keep; export net.eval(), or leave dimension 0 out of dynamic_shapes"
+                )
             rows = [*outputs, *[trace[name] for name in record]]
             return [state[name] for name in names], [value.squeeze(0) for value in rows]
 
@@ -527,13 +534,15 @@ def _alone(outputs: Sequence[Tensor]) -> Any:
 class _OneStep(nn.Module):
     """One step of a :class:`Recurrent`, as a module whose parameters :func:`torch.func.functional_call` replaces."""
 
-    def __init__(self, layer: Recurrent, record: Tuple[str, ...], ways: Sequence[Way]) -> None:
+    def __init__(self, layer: Recurrent, record: Tuple[str, ...]) -> None:
         super().__init__()
-        self.layer, self.record, self.ways = layer, record, ways
+        # where a network has some module twice, torch.export calls proxies of all, which another trace does not know
+        self.layer, self.record = Recurrent.__new__(Recurrent), record
+        self.layer.__dict__.update(layer.__dict__)
 
     def forward(self, inputs: Tensors, state: Tensors) -> Tuple[Tensors, State, Dict[str, Tensor]]:
         """Outputs, next states by name and recorded values for inputs ``[1, *N]``."""
-        return self.layer._loop(inputs, state, self.record, self.ways)
+        return self.layer._loop(inputs, state, self.record, self.layer.ways)
 
 
 def _listed(linear: Any) -> Sequence[Feedback]:

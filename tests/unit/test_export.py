@@ -159,9 +159,24 @@ def gated(backend: str) -> nn.Module:
     return nn.Sequential(layer)
 
 
+def shared(backend: str) -> nn.Module:
+    """A feedback in a network that has some modules twice, one of them within the feedback."""
+    linear, rectified = nn.Linear(6, 6), nn.ReLU()
+    fed_back = sc.Recurrent(sc.LIF(backend=backend), nn.Sequential(linear, rectified))
+    return nn.Sequential(linear, rectified, fed_back)
+
+
+def sliding(backend: str) -> nn.Module:
+    """Neurons that see the last steps at once."""
+    layer = sc.layers.SlidingPSN(3)
+    sc.set_backend(layer, backend)
+    return layer
+
+
 #: Networks of any number of steps, the shape of a step, and how many layers of neurons they have.
 ANY = {name: (*NETWORKS[name], 2) for name in NETWORKS if name != "a loop"}
 ANY.update({"delayed": (delayed, (6,), 2), "gated": (gated, (6,), 1)})
+ANY.update({"shared": (shared, (6,), 1), "sliding": (sliding, (6,), 1)})
 #: Numbers of steps and samples of calls of one file.
 SIZES = ((1, 2), (2, 3), (40, 1))
 
@@ -238,6 +253,17 @@ def test_chunks_of_any_size_go_on_from_their_states() -> None:
     assert 0 < want[0].mean() < 1
     for states, expected in ((state, want[1]), (fed, want[2])):
         assert all(torch.equal(states[name], value) for name, value in expected.items())
+
+
+def test_buffers_that_steps_change_are_refused() -> None:
+    """Statistics in training would be those of before: the program does not write them."""
+    if not hasattr(torch.ops.higher_order, "scan"):
+        pytest.skip("this torch has no scan")
+    net = sc.Recurrent(sc.LIF(), nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6)))
+    sizes = (({0: torch.export.Dim("steps", min=2)},),)
+    with pytest.raises(sc.backend.Unsupported, match=r"changes linear\.1\..*; export net\.eval\(\), or leave dimension 0"):
+        torch.export.export(net, (torch.randn(T, B, 6),), dynamic_shapes=sizes)
+    torch.export.export(net.eval(), (torch.randn(T, B, 6),), dynamic_shapes=sizes)
 
 
 def test_a_torch_without_scan_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
