@@ -166,6 +166,7 @@ def _rows(x: Tensor, table: Tensor, bias: Optional[Tensor] = None, always: bool 
     if not same or not x.numel() or x.device != table.device:
         return None
     flat = x if x.ndim == 2 else x.reshape(-1, table.shape[0])
+    flat = flat.contiguous() if always else flat
     y: Optional[Tensor] = _by_backend(x.device.type, "sparse_product", flat, table, bias, always)
     return y if y is None or x.ndim == 2 else y.view(*shape[:-1], table.shape[1])
 

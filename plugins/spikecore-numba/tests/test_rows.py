@@ -117,6 +117,17 @@ def test_a_network_by_rows_has_the_gradients_of_the_dense_one(largest: int) -> N
         torch.testing.assert_close(mine.grad, its.grad, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("grad", [True, False])
+def test_layouts_of_inputs_change_no_bit_in_order(grad: bool) -> None:
+    """A transposed input, and a part of a wider one."""
+    mine, x = layer(300, 40, in_order=True), spikes(6, 70, 300, rate=0.2)
+    wide = torch.cat((x, x), -1)
+    with torch.set_grad_enabled(grad):
+        expected = mine(x)
+        assert torch.equal(mine(wide[..., :300]), expected)
+        assert torch.equal(mine(x[0].t().contiguous().t()), expected[0])
+
+
 # -- single steps and sequences
 
 
