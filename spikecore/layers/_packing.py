@@ -46,8 +46,8 @@ def pack(net: nn.Module, in_order: bool = False) -> nn.Module:
     network that is called alone afterwards must be given what it gets in the network. :func:`unpack` undoes it.
 
     On a CPU with spikecore-numba weights of the linear layers are laid by input (``weight.t()`` is contiguous), since
-    what fired adds columns of them. Shapes and values are the same. An optimiser of torch with ``fused=True`` that has a
-    state would then mix up weights on a CPU: pack before its first step.
+    what fired adds columns of them. Shapes and values are the same. On a CPU an optimiser of torch with
+    ``fused=True`` and a state from before would mix up weights: pack before its first step.
 
     in_order: if true, outputs of linear layers are sums in the order of the inputs, so that single steps have the bits
         of a sequence: as of :class:`spikecore.layers.PackedLinear`.
