@@ -30,7 +30,7 @@ LOADED, WARP = 8, 32
 
 
 class Arrangement(NamedTuple):
-    """Which threads of a block have the same channels, and what a block leaves."""
+    """Threads of a block that have the same channels, and the sums that a block leaves."""
 
     #: Threads of a block.
     block: int

@@ -80,8 +80,8 @@ def _first(draws: Sequence[Array], good: Array, oracle: Oracle) -> Tuple[Array, 
 
 
 def _clear(seen: Trajectory, shape: Sequence[int]) -> Array:
-    """Which of the neurons keep the margin at every step. A decision other than that of a spike may be at the very tie:
-    a counter that is 0.
+    """Flags of the neurons that keep the margin at every step. A decision other than that of a spike may be at the very
+    tie: a counter that is 0.
     """
     fine = np.ones(tuple(shape), bool)
     for step in seen.steps:

@@ -143,7 +143,7 @@ class TestRequired:
 
 
 class TestWitness:
-    """Which backend computed is seen, not believed."""
+    """The backend that computed is seen, not believed."""
 
     def test_a_case_that_computes_nothing_on_the_backend_fails(self, monkeypatch):
         """Even if its comparison holds."""

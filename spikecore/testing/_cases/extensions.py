@@ -1,4 +1,4 @@
-"""What extensions ask of a backend: neurons in fixed point (the tier ``fixed``), and learning rules along with time.
+"""Cases of extensions: neurons in fixed point (the tier ``fixed``), and learning rules along with time.
 
 Of ``sc.quant.fixed`` outputs and states are integers over a power of two. Bits are compared with those of NumPy's
 float32, which are those of integers: the program is proven to be exact there. Random programs in fixed point are

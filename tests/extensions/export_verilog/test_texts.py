@@ -207,7 +207,7 @@ def test_the_cells_of_a_chip(kind: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["synth", "synth-ice40"])
 def test_size_and_speed(target: str, tmp_path: Path) -> None:
-    """What a chip needs, and how fast it runs: no less than 25 MHz."""
+    """Cells that a chip needs, and its clock: no less than 25 MHz."""
     net = on_grid(nn.Sequential(nn.Linear(6, 16), lif(), nn.Linear(16, 4)))
     sc.export_verilog(net.eval(), spikes(4, 6), tmp_path, inputs=SPIKES)
     text = made(tmp_path, target).stdout

@@ -91,7 +91,7 @@ class TestNames:
         ],
     )
     def test_meant(self, name, meant):
-        """As a keyword."""
+        """Passed as a keyword."""
         with pytest.raises(TypeError, match=rf"^Leaky has no parameter '{name}'.*{re.escape(meant)}"):
             sc.Leaky(0.9, **{name: 3})
 
