@@ -209,7 +209,7 @@ $(NUMBA_INSTALLED): plugins/spikecore-numba/pyproject.toml $(INSTALLED)
 
 $(TRITON_INSTALLED): plugins/spikecore-triton/pyproject.toml $(INSTALLED)
 	@echo 'Installing spikecore-triton'
-	@$(PIP) install --constraint $(VENV)/torch.txt --editable plugins/spikecore-triton
+	@$(PIP) install --constraint $(VENV)/torch.txt --editable 'plugins/spikecore-triton[test]'
 	@touch $@
 
 $(JAX_INSTALLED): plugins/spikecore-jax/pyproject.toml $(INSTALLED)

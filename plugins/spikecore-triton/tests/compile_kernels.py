@@ -35,11 +35,12 @@ from spikecore_triton.source import print_kernel
 from spikecore_triton.writer import Source
 
 NAMES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+#: GPUs of AMD, and threads of a warp: Instinct MI300 and MI350, Radeon RX 7900, Instinct MI400.
+AMD = {"gfx942": 64, "gfx950": 64, "gfx1100": 32, "gfx1250": 32}
 TARGETS = {
     "sm_80": (GPUTarget("cuda", 80, 32), "ptx"),
     "sm_90": (GPUTarget("cuda", 90, 32), "ptx"),
-    "gfx942": (GPUTarget("hip", "gfx942", 64), "amdgcn"),
-    "gfx1100": (GPUTarget("hip", "gfx1100", 32), "amdgcn"),
+    **{name: (GPUTarget("hip", name, warp), "amdgcn") for name, warp in AMD.items()},
 }
 STORED = ("inputs", "outputs", "grad_outputs", "grad_inputs")
 

@@ -18,6 +18,8 @@ import torch
 import shares
 from each_test import pytest_pycollect_makemodule, pytest_pyfunc_call, pytest_runtest_setup  # noqa: F401
 from shares import pytest_report_header  # noqa: F401
+from spikecore.lang.operations import ROWS
+from spikecore.neurons import MODELS, example
 
 GPU = torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1"
 
@@ -42,6 +44,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: List[pytest.Item
 def device() -> str:
     """Where tensors must be for the backend to take them."""
     return "cuda" if GPU else "cpu"
+
+
+@pytest.fixture(scope="session")
+def arithmetic() -> List[str]:
+    """Neurons made of + - * / and comparisons alone."""
+    exact = {row.name for row in ROWS if row.exact} - {"sqrt"}
+    return [name for name in MODELS if all(node.is_leaf or node.op in exact for node in example(name).program.nodes)]
 
 
 @pytest.fixture(scope="session")
