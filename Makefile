@@ -28,6 +28,8 @@ PEERS += lightning==2.6.6 lightning-utilities torchmetrics accelerate==1.15.0 ps
     tokenizers==0.23.3 huggingface_hub==2.4.0 httpx2 httpcore2 h11 anyio truststore
 # These compile CUDA kernels without a GPU.
 NVRTC := cupy-cuda13x nvidia-cuda-nvrtc
+# This compiles for TPUs without one.
+LIBTPU := libtpu==0.0.52
 # These build and check distributions.
 PACKAGING := build twine
 # Where the repository is, for links of the READMEs that a package index shows, e.g. https://HOST/OWNER/spikecore.
@@ -49,6 +51,7 @@ PEERS_INSTALLED := $(VENV)/.peers-installed
 NUMBA_INSTALLED := $(VENV)/.numba-installed
 TRITON_INSTALLED := $(VENV)/.triton-installed
 JAX_INSTALLED := $(VENV)/.jax-installed
+LIBTPU_INSTALLED := $(VENV)/.libtpu-installed
 C_INSTALLED := $(VENV)/.c-installed
 OPENCL_INSTALLED := $(VENV)/.opencl-installed
 NVRTC_INSTALLED := $(VENV)/.nvrtc-installed
@@ -106,9 +109,9 @@ test-all: $(INSTALLED)
 	@$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
 # Most of the time is compilation, which every core can share. Triton's kernels run in its interpreter where there is no
-# GPU. Some are compiled for AMD's GPUs (tests/test_amd.py); that all compile, for NVIDIA's as well, takes minutes more
-# (tests/test_compiled.py).
-test-plugins: $(NUMBA_INSTALLED) $(TRITON_INSTALLED) $(JAX_INSTALLED) $(C_INSTALLED) $(OPENCL_INSTALLED)
+# GPU. Each neuron's are compiled for AMD's GPUs (tests/test_amd.py); that those of every kind compile, for NVIDIA's as
+# well, takes minutes more (tests/test_compiled.py).
+test-plugins: $(NUMBA_INSTALLED) $(TRITON_INSTALLED) $(JAX_INSTALLED) $(LIBTPU_INSTALLED) $(C_INSTALLED) $(OPENCL_INSTALLED)
 	@test -s $(NUMBA_INSTALLED)
 	@cd plugins/spikecore-numba && $(abspath $(BIN))/python -m pytest $(PARALLEL) $(ARGS)
 	@cd plugins/spikecore-triton && $(abspath $(BIN))/python -m pytest $(PARALLEL) --ignore tests/test_compiled.py $(ARGS)
@@ -215,6 +218,13 @@ $(TRITON_INSTALLED): plugins/spikecore-triton/pyproject.toml $(INSTALLED)
 $(JAX_INSTALLED): plugins/spikecore-jax/pyproject.toml $(INSTALLED)
 	@echo 'Installing spikecore-jax'
 	@$(PIP) install --constraint $(VENV)/torch.txt --editable 'plugins/spikecore-jax[test]'
+	@touch $@
+
+# The compiler for TPUs, 137 MB, in a folder of its own: beside JAX each program would look for a TPU. Where there is no
+# wheel, its test is skipped.
+$(LIBTPU_INSTALLED): Makefile | $(BIN)/pip
+	@echo 'Installing $(LIBTPU)'
+	@$(PIP) install --no-deps --target $(VENV)/libtpu $(LIBTPU) || echo 'going on without $(LIBTPU)'
 	@touch $@
 
 $(C_INSTALLED): plugins/spikecore-c/pyproject.toml $(INSTALLED)
