@@ -33,6 +33,8 @@ from spikecore.lang.dialects import Dialect, Stored
 
 #: What a tensor of one step is read and written at: the neuron.
 AT = "[i]"
+#: Arguments that have all whole numbers and all others, where a dialect has such.
+TOGETHER = ("integers", "numbers")
 #: Place of the neuron in a step of an input of each kind.
 PLACES = {"": " + i", "period": " + in_period", "step": ""}
 
@@ -188,11 +190,12 @@ class Writer(KernelWriter):
         if "period" in self.plan.broadcast:
             of_neuron = [f"const {self.integer} in_period = i % {self.argument('period', 'period')};", *of_neuron]
         dialect, arguments = self.dialect, self.arguments.all()
-        head = [f"{dialect.kernel} {self.name}(", *filled([f"{word}," for word in self._declarations(arguments)], 112)]
+        words, taken = self._declarations(arguments)
+        head = [f"{dialect.kernel} {self.name}(", *filled([f"{word}," for word in words], 112)]
         head[-1] = head[-1].rstrip(",")
         if dialect.neuron:
             thread = [f"const {self.integer} i = {dialect.neuron};", "if (i >= neurons) return;"]
-            lines = [*thread, *uniform, *of_neuron]
+            lines = [*taken, *thread, *uniform, *of_neuron]
         else:
             lines = [*uniform, f"for ({self.integer} i = 0; i < neurons; ++i) {{", *indented(of_neuron), "}"]
         body = [*head, ") {", *indented(lines), "}"]
@@ -204,16 +207,25 @@ class Writer(KernelWriter):
         text = "\n".join([*top, *dialect.no_contraction, "", *before, "", *map(write, body)])
         return Kernel(write(self.name), f"{text}\n", named(arguments, write), self.groups)
 
-    def _declarations(self, arguments: Sequence[Argument]) -> List[str]:
-        words = [f"const {self.integer} steps", f"const {self.integer} neurons"]
-        for argument in arguments:
-            if argument.kind == "pointer":
-                const = "" if argument.group in (*FILLED, "history") else "const "
-                kind = self.stored.type if self.stored and argument.group in STORED else self.real
-                words.append(self.dialect.pointer.format(type=f"{const}{kind}", name=argument.name))
+    def _declarations(self, arguments: Sequence[Argument]) -> Tuple[List[str], List[str]]:
+        """The declarations of arguments, and the lines that take numbers out of those that have several."""
+        words, lines = [], []
+        together: Dict[str, List[str]] = {self.integer: [], self.real: []}
+        for name, kind, group, _ in (Argument("steps", "steps"), Argument("neurons", "neurons"), *arguments):
+            if kind == "pointer":
+                const = "" if group in (*FILLED, "history") else "const "
+                type_ = self.stored.type if self.stored and group in STORED else self.real
+                words.append(self.dialect.pointer.format(type=f"{const}{type_}", name=name))
+                continue
+            type_ = self.real if kind == "number" else self.integer
+            if self.dialect.numbers:
+                lines.append(f"const {type_} {name} = {TOGETHER[type_ == self.real]}[{len(together[type_])}];")
+                together[type_].append(name)
             else:
-                words.append(f"const {self.real if argument.kind == 'number' else self.integer} {argument.name}")
-        return words
+                words.append(f"const {type_} {name}")
+        for type_ in filter(together.get, (self.real, self.integer)):
+            words.insert(0, self.dialect.numbers.format(type=type_, name=TOGETHER[type_ == self.real]))
+        return [*words, self.dialect.position] if self.dialect.position else words, lines
 
 
 class ForwardWriter(Writer):

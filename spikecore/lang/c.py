@@ -33,14 +33,20 @@ class CPrinter(Printer):
         self.reserved, self.bool_type, self.wide = dialect.words, dialect.boolean, dialect.wide
         self.function_suffix = dialect.suffix(real)
         self.templates = dict(C_TEMPLATES)
-        for name, (_, arguments, _) in {**_HELPERS, **dialect.helpers}.items():
+        for name, (_, arguments, _) in _table(dialect).items():
             call = f"{dialect.helper(name, real)}({', '.join(f'{{{k}}}' for k in range(len(arguments)))})"
             self.templates["remainder" if name == "modulo" else name] = ATOM, call
 
 
+def _table(dialect: Dialect) -> Dict[str, Helper]:
+    """All functions that a dialect's library lacks; none calls a later one."""
+    own = dialect.helpers
+    return {**{name: helper for name, helper in _HELPERS.items() if name not in own}, **own}
+
+
 def helpers(text: str, real: str, dialect: Dialect) -> List[str]:
     """The definitions of those functions that a text calls and the dialect's library lacks."""
-    table = {**_HELPERS, **dialect.helpers}
+    table = _table(dialect)
     names = {name: dialect.helper(name, real) for name in table}
     called = [name for name in table if re.search(rf"\b{names[name]}\(", text)]
     needed = {inner for name in called for inner in table[name][0]} | set(called)

@@ -79,6 +79,16 @@ VERILOG_WORDS = frozenset(
 )
 
 
+#: Words of Metal that neither has: qualifiers, types and namespaces.
+_METAL_WORDS = frozenset(
+    (
+        "device thread threadgroup threadgroup_imageblock object_data ray_data vertex fragment mesh object visible "
+        "stitchable intersection bfloat metal precise fast simd as_type atomic_bool sampler texture texture1d "
+        "texture2d texture3d texturecube depth2d access address coord filter patch_control_point"
+    ).split()
+) | {f"{kind}{count}" for kind in ("bfloat", "packed_float", "simdgroup_float") for count in (2, 3, 4)}
+
+
 class Stored(NamedTuple):
     """Numbers in memory of another type than that of arithmetic; ``{pointer}``, ``{at}`` and ``{value}`` say which."""
 
@@ -100,10 +110,13 @@ class Dialect(NamedTuple):
     #: What stands before the name of a kernel, and before the type of a function that it calls.
     kernel: str = "void"
     function: str = "static inline"
-    #: An argument that is a pointer which shares memory with no other one.
+    #: An argument that is a pointer which shares memory with no other one, and one that has all numbers of a type; ""
+    #: where each number is an argument.
     pointer: str = "{type} *restrict {name}"
-    #: Index of the neuron of a thread; "" where a kernel has a loop over neurons.
+    numbers: str = ""
+    #: Index of the neuron of a thread, and the argument that has it; "" where a kernel has a loop over neurons.
     neuron: str = ""
+    position: str = ""
     #: Integers of 64 bits, and truth values.
     integer: str = "int64_t"
     boolean: str = "int"
@@ -175,5 +188,55 @@ OPENCL = Dialect(
     },
 )
 
+#: Metal for Apple's GPUs, which have no float64, as torch compiles it. A kernel has 31 arguments at most.
+#: Its library has neither expm1, log1p nor erf. These are W. Kahan's formulas, and polynomials by N. Juffa.
+METAL = Dialect(
+    kernel="kernel void",
+    pointer="device {type} *{name}",
+    numbers="constant {type} *{name}",
+    neuron="position",
+    position="uint position [[thread_position_in_grid]]",
+    integer="long",
+    boolean="bool",
+    float_suffix="",
+    helper_name="scalar_{name}",
+    helpers={
+        "div": ((), "ab", "precise::divide(a, b)"),
+        "sqrt": ((), "x", "precise::sqrt(x)"),
+        "log1p": ((), "x", "1 + x == 1 ? x : x > 1e30f ? log(x) : log(1 + x) * precise::divide(x, (1 + x) - 1)"),
+        "expm1": (
+            (),
+            "x",
+            "exp(x) == 1 ? x : x > 80 || x < -20 ? exp(x) - 1 : (exp(x) - 1) * precise::divide(x, log(exp(x)))",
+        ),
+        "softplus": (("maximum", "log1p"), "x", "{maximum}(x, ({r})0) + {log1p}(exp(-fabs(x)))"),
+        "erf_of_small": (
+            (),
+            "xs",
+            "(((((-5.96761703e-4f * s + 4.99119423e-3f) * s - 2.67681349e-2f) * s + 1.12819925e-1f) * s - "
+            "3.76125336e-1f) * s + 1.28379166e-1f) * x + x",
+        ),
+        "erf_of_large": (
+            (),
+            "ts",
+            "1 - exp((((((-1.72853470e-5f * t + 3.83197126e-4f) * s + (-3.88396438e-3f * t + 2.42546219e-2f)) * t - "
+            "1.06777877e-1f) * t - 6.34846687e-1f) * t - 1.28717512e-1f) * t - t)",
+        ),
+        "erf": (
+            ("erf_of_small", "erf_of_large"),
+            "x",
+            "fabs(x) > 0.927734375f ? copysign({erf_of_large}(min(fabs(x), 4.0f), min(x * x, 16.0f)), x) "
+            ": {erf_of_small}(x, x * x)",
+        ),
+    },
+    includes=("#include <metal_stdlib>", "using namespace metal;"),
+    no_contraction=("#pragma METAL fp math_mode(safe)", "#pragma METAL fp contract(off)"),
+    words=C_WORDS | _OPENCL_WORDS | _METAL_WORDS,
+    stored={
+        name: Stored(type_, "float({pointer}[{at}])", f"{{pointer}}[{{at}}] = {type_}({{value}})")
+        for name, type_ in (("float16", "half"), ("bfloat16", "bfloat"))
+    },
+)
+
 #: The words of every dialect, and of Verilog, which are free as names on every backend.
-WORDS: FrozenSet[str] = C11.words | CUDA.words | OPENCL.words | VERILOG_WORDS
+WORDS: FrozenSet[str] = C11.words | CUDA.words | OPENCL.words | METAL.words | VERILOG_WORDS

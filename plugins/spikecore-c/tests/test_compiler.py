@@ -69,6 +69,6 @@ def test_what_does_not_compile_is_shown() -> None:
 def test_a_machine_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     """The backend is not ready, and says what is missing."""
     monkeypatch.setenv("CC", "no-such-compiler")
-    (info,) = spikecore_c.spikecore_backends()
+    info, _ = spikecore_c.spikecore_backends()
     assert info.probe() is not None
     assert "'no-such-compiler' is not on the PATH" in info.probe()

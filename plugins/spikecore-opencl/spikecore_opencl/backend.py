@@ -1,4 +1,4 @@
-"""The backend: two launches, each of a kernel on one device, with a thread for each neuron."""
+"""The backend: kernels on one device, with a thread for each neuron."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from spikecore.backend import BackendError, Capabilities
-from spikecore.kernels import BackwardPlan, ForwardPlan, Geometry, KernelBackend
-from spikecore.kernels.c_writer import printed
+from spikecore.kernels import BackwardPlan, ForwardPlan, Geometry
+from spikecore.kernels.c_backend import DialectBackend
+from spikecore.kernels.c_writer import Kernel
 from spikecore.kernels.writing import FILLED
 from spikecore.lang.dialects import OPENCL
 from spikecore_opencl import CAPABILITIES
@@ -22,62 +23,40 @@ from spikecore_opencl.device import Device, chosen
 THREADS = 64
 
 
-class OpenCLBackend(KernelBackend):
-    """A thread for each neuron, through all its steps. float32, 16 bits in memory, and float64 where a device has it.
-
-    Forward writes nothing for backward, which computes the states of a neuron again.
-    """
+class OpenCLBackend(DialectBackend):
+    """A thread for each neuron, through all its steps. float32, 16 bits in memory, float64 where a device has it."""
 
     name = "opencl"
+    dialect = OPENCL
     capabilities = CAPABILITIES
-    reads_periods = True
 
     def capabilities_on(self, device_type: str) -> Capabilities:
         return replace(CAPABILITIES, float64=chosen().has_float64)
 
-    def forward(self, plan: ForwardPlan) -> Function:
-        return Function(plan)
+    def function(self, plan: Union[ForwardPlan, BackwardPlan], kernel: Kernel) -> Function:
+        return Function(plan, kernel)
 
-    def backward(self, plan: BackwardPlan) -> Backward:
-        return Backward(plan)
-
-    def text(self, plan: Union[ForwardPlan, BackwardPlan]) -> str:
-        return printed(OPENCL, plan).text
-
-
-class Backward:
-    """The launch of a backward plan."""
-
-    def __init__(self, plan: BackwardPlan) -> None:
-        self._plan, self._function = plan, Function(plan)
-
-    def __call__(self, geometry: Geometry, *groups: Any) -> List[Tensor]:
-        """Fill the tensors that the kernel writes; gives the parameters' gradients, one number per neuron each."""
-        plan = self._plan
-        sums = [torch.empty(geometry.neurons, dtype=plan.compute) for _ in plan.learn]
-        # the states of all neurons before each step, in memory of the device: so many bytes
-        size = geometry.steps * geometry.neurons * (4 if plan.compute == torch.float32 else 8)
-        self._function(geometry, *groups, sums, [size] * len(plan.recomputed_states))
-        return sums
+    def scratch(self, like: Tensor, count: int, dtype: torch.dtype) -> int:
+        """Bytes that a launch allocates on the device."""
+        return count * (4 if dtype == torch.float32 else 8)
 
 
 class Function:
-    """A compiled kernel, and the launch of a forward plan."""
+    """A compiled kernel and its launch."""
 
-    def __init__(self, plan: Union[ForwardPlan, BackwardPlan]) -> None:
-        self._printed = printed(OPENCL, plan)
-        self._device: Device = chosen()
-        self._kernel = self._device.kernel(self._printed.name, self._printed.text)
+    def __init__(self, plan: Union[ForwardPlan, BackwardPlan], kernel: Kernel) -> None:
+        self._arguments, self._device = kernel.arguments, chosen()
+        self._kernel = self._device.kernel(kernel.name, kernel.text)
         self._real = numpy.float32 if plan.compute == torch.float32 else numpy.float64
         self._threads = min(THREADS, self._device.handle.max_work_group_size)
 
-    def __call__(self, geometry: Geometry, *groups: Any) -> None:
+    def __call__(self, geometry: Geometry, values: List[Any]) -> None:
         """Fill the tensors that the kernel writes. The GIL is free while it waits."""
         device = self._device
         device.check()
         with device.lock:
             try:
-                self._launch(device, geometry, self._printed.values(geometry, groups))
+                self._launch(device, geometry, values)
             except cl.Error as error:
                 raise BackendError(
                     f"backend 'opencl' could not compute {geometry.steps} steps of {geometry.neurons} neurons on "
@@ -87,7 +66,7 @@ class Function:
     def _launch(self, device: Device, geometry: Geometry, values: List[Any]) -> None:
         arguments: List[Any] = [numpy.int64(geometry.steps), numpy.int64(geometry.neurons)]
         filled = []
-        for argument, value in zip(self._printed.arguments, values):
+        for argument, value in zip(self._arguments, values):
             if argument.group == "history":
                 arguments.append(device.scratch(value))
             elif argument.kind == "pointer":

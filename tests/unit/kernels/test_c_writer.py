@@ -10,7 +10,7 @@ import torch
 from kernel_names import frame, plans, same_but_for_names
 from spikecore.core.neuron import Neuron
 from spikecore.kernels.c_writer import printed
-from spikecore.lang.dialects import C11, OPENCL, WORDS, Dialect
+from spikecore.lang.dialects import C11, METAL, OPENCL, WORDS, Dialect
 from spikecore.testing.naming import namings, usable
 
 
@@ -23,7 +23,7 @@ def kernel(dialect: Dialect, direction: int) -> Callable[[Neuron], str]:
     return lambda neuron: printed(dialect, plans(neuron, None, dtype)[direction]).text.rpartition(head)[2]
 
 
-@pytest.mark.parametrize("dialect", [C11, OPENCL], ids=["C11", "OpenCL"])
+@pytest.mark.parametrize("dialect", [C11, OPENCL, METAL], ids=["C11", "OpenCL", "Metal"])
 @pytest.mark.parametrize("direction", [0, 1], ids=["forward", "backward"])
 def test_names_of_a_kernel_are_never_those_of_a_user(dialect: Dialect, direction: int) -> None:
     """Each identifier of a kernel, and the words of every dialect, in each role; no word of this dialect is a name."""
