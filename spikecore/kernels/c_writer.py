@@ -33,8 +33,6 @@ from spikecore.lang.dialects import Dialect, Stored
 
 #: What a tensor of one step is read and written at: the neuron.
 AT = "[i]"
-#: Arguments that have all whole numbers and all others, where a dialect has such.
-TOGETHER = ("integers", "numbers")
 #: Place of the neuron in a step of an input of each kind.
 PLACES = {"": " + i", "period": " + in_period", "step": ""}
 
@@ -47,6 +45,8 @@ class Kernel(NamedTuple):
     arguments: Tuple[Argument, ...]
     #: The groups of tensors of a launch.
     groups: Tuple[str, ...]
+    #: True if one argument has all pointers.
+    together: bool = False
 
     def values(self, geometry: Geometry, tensors: Sequence[Any], span: int = 0) -> List[Any]:
         """The arguments of a launch: numbers, and tensors where an argument is a pointer. ``tensors`` are those of each
@@ -190,7 +190,11 @@ class Writer(KernelWriter):
         if "period" in self.plan.broadcast:
             of_neuron = [f"const {self.integer} in_period = i % {self.argument('period', 'period')};", *of_neuron]
         dialect, arguments = self.dialect, self.arguments.all()
-        words, taken = self._declarations(arguments)
+        definitions: List[str] = []
+        taken: List[str] = []
+        words = self._declarations(arguments)
+        if dialect.most:
+            definitions, words, taken = self._together(arguments)
         head = [f"{dialect.kernel} {self.name}(", *filled([f"{word}," for word in words], 112)]
         head[-1] = head[-1].rstrip(",")
         if dialect.neuron:
@@ -199,33 +203,43 @@ class Writer(KernelWriter):
         else:
             lines = [*uniform, f"for ({self.integer} i = 0; i < neurons; ++i) {{", *indented(of_neuron), "}"]
         body = [*head, ") {", *indented(lines), "}"]
-        before = helpers("\n".join(body), self.real, dialect)
+        before = [*definitions, *helpers("\n".join(body), self.real, dialect)]
         before += [self.stored.definition] if self.stored and self.stored.definition else []
-        write = self.printer.named(body)
+        write = self.printer.named([*definitions, *body])
         top = [f"// {self.title()}", *self.listing("//"), ""]
         top += [*dialect.includes, ""] if dialect.includes else []
-        text = "\n".join([*top, *dialect.no_contraction, "", *before, "", *map(write, body)])
-        return Kernel(write(self.name), f"{text}\n", named(arguments, write), self.groups)
+        text = "\n".join([*top, *dialect.no_contraction, "", *map(write, before), "", *map(write, body)])
+        return Kernel(write(self.name), f"{text}\n", named(arguments, write), self.groups, bool(definitions))
 
-    def _declarations(self, arguments: Sequence[Argument]) -> Tuple[List[str], List[str]]:
-        """The declarations of arguments, and the lines that take numbers out of those that have several."""
-        words, lines = [], []
-        together: Dict[str, List[str]] = {self.integer: [], self.real: []}
-        for name, kind, group, _ in (Argument("steps", "steps"), Argument("neurons", "neurons"), *arguments):
-            if kind == "pointer":
-                const = "" if group in (*FILLED, "history") else "const "
-                type_ = self.stored.type if self.stored and group in STORED else self.real
-                words.append(self.dialect.pointer.format(type=f"{const}{type_}", name=name))
-                continue
-            type_ = self.real if kind == "number" else self.integer
-            if self.dialect.numbers:
-                lines.append(f"const {type_} {name} = {TOGETHER[type_ == self.real]}[{len(together[type_])}];")
-                together[type_].append(name)
-            else:
-                words.append(f"const {type_} {name}")
-        for type_ in filter(together.get, (self.real, self.integer)):
-            words.insert(0, self.dialect.numbers.format(type=type_, name=TOGETHER[type_ == self.real]))
-        return [*words, self.dialect.position] if self.dialect.position else words, lines
+    def _pointer(self, argument: Argument) -> str:
+        """The declaration of a pointer."""
+        const = "" if argument.group in (*FILLED, "history") else "const "
+        kind = self.stored.type if self.stored and argument.group in STORED else self.real
+        return self.dialect.pointer.format(type=f"{const}{kind}", name=argument.name)
+
+    def _declarations(self, arguments: Sequence[Argument]) -> List[str]:
+        """The declarations of a kernel's arguments, each by itself."""
+        words = [f"const {self.integer} steps", f"const {self.integer} neurons"]
+        for argument in arguments:
+            number = f"const {self.real if argument.kind == 'number' else self.integer} {argument.name}"
+            words.append(self._pointer(argument) if argument.kind == "pointer" else number)
+        return words
+
+    def _together(self, arguments: Sequence[Argument]) -> Tuple[List[str], List[str], List[str]]:
+        """Definitions, declarations of few arguments, and lines that take out of these what they have."""
+        definitions, words, lines = [], [], []
+        numbers = self._declarations([argument for argument in arguments if argument.kind != "pointer"])
+        for name, kind in (("integers", self.integer), ("numbers", self.real)):
+            own = [word for word in numbers if word.startswith(f"const {kind} ")]
+            words += [self.dialect.numbers.format(type=kind, name=name)] if own else []
+            lines += [f"{word} = {name}[{k}];" for k, word in enumerate(own)]
+        pointers = [argument for argument in arguments if argument.kind == "pointer"]
+        declared = [self._pointer(argument) for argument in pointers]
+        if len(words) + len(declared) > self.dialect.most:
+            definitions = ["struct Tensors {", *indented(f"{word};" for word in declared), "};"]
+            lines += [f"{word} = tensors.{argument.name};" for word, argument in zip(declared, pointers)]
+            declared = ["constant Tensors &tensors"]
+        return definitions, [*words, *declared, self.dialect.position], lines
 
 
 class ForwardWriter(Writer):

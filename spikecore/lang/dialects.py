@@ -110,9 +110,11 @@ class Dialect(NamedTuple):
     #: What stands before the name of a kernel, and before the type of a function that it calls.
     kernel: str = "void"
     function: str = "static inline"
-    #: An argument that is a pointer which shares memory with no other one, and one that has all numbers of a type; ""
-    #: where each number is an argument.
+    #: An argument that is a pointer which shares memory with no other one.
     pointer: str = "{type} *restrict {name}"
+    #: Arguments of a kernel at most, 0 for any number. Where it is given, one argument has all whole numbers and one
+    #: all others, as ``numbers`` says, and one has all pointers if they are too many.
+    most: int = 0
     numbers: str = ""
     #: Index of the neuron of a thread, and the argument that has it; "" where a kernel has a loop over neurons.
     neuron: str = ""
@@ -193,6 +195,7 @@ OPENCL = Dialect(
 METAL = Dialect(
     kernel="kernel void",
     pointer="device {type} *{name}",
+    most=31,
     numbers="constant {type} *{name}",
     neuron="position",
     position="uint position [[thread_position_in_grid]]",

@@ -30,7 +30,7 @@ def _of_metal() -> Optional[str]:
     import torch
 
     if not hasattr(torch.mps, "compile_shader"):
-        return f"torch {torch.__version__} has no torch.mps.compile_shader, which is there from 2.6 on"
+        return f"torch {torch.__version__} has no torch.mps.compile_shader, which is there from 2.7 on"
     return None if torch.backends.mps.is_available() else "torch finds no GPU of Apple"
 
 
@@ -53,7 +53,7 @@ def spikecore_backends() -> List[BackendInfo]:
             devices=("mps",),
             capabilities=WITHOUT_FLOAT64,
             probe=_of_metal,
-            install_hint="a Mac with a GPU of Apple, and torch 2.6 or newer",
+            install_hint="a Mac with a GPU of Apple, and torch 2.7 or newer",
             api=(1, 6),
         ),
     ]

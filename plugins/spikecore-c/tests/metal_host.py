@@ -78,14 +78,16 @@ class Library:
 
 
 def _given(argument: str, value: str) -> str:
-    (kind,) = re.fullmatch(r"(?:constant|device) (.*) \*\w+", argument).groups()  # type: ignore[union-attr]
-    return f"({kind} *){value}"
+    kind, mark = re.fullmatch(r"(?:constant|device) (.*) ([&*])\w+", argument).groups()  # type: ignore[union-attr]
+    return f"{'*' if mark == '&' else ''}({kind} *){value}"
 
 
 def _bound(value: Any) -> Any:
-    """Tensors as they are; whole numbers are int64 and others float32, as torch binds lists of them."""
+    """Tensors as they are. Of lists, whole numbers are int64, others float32, tensors addresses, as torch has it."""
     if isinstance(value, Tensor):
         return value
+    if isinstance(value[0], Tensor):
+        return (ctypes.c_void_p * len(value))(*[tensor.data_ptr() for tensor in value])
     kind = ctypes.c_int64 if isinstance(value[0], int) else ctypes.c_float
     return (kind * len(value))(*value)
 

@@ -11,7 +11,7 @@ from metal_host import probe
 
 import spikecore as sc
 import spikecore_c
-from spikecore.backend import Spec, Unsupported
+from spikecore.backend import Spec
 from spikecore.neurons import MODELS, example
 from spikecore_c.metal import MetalBackend
 
@@ -55,21 +55,6 @@ def test_functions_that_metal_lacks() -> None:
         finite = wanted.isfinite()
         error = (found - wanted)[finite].abs() / wanted[finite].abs().clamp(min=2.0**-126)
         assert error.max() <= 4 * 2.0**-23
-
-
-@needs_compiler
-def test_more_tensors_than_a_kernel_can_have() -> None:
-    """Refused by number, with the way out."""
-
-    class Many(sc.Neuron):
-        params = {f"p{k}": 1.0 for k in range(30)}
-
-        def dynamics(self, x: Any, s: Any, p: Any) -> Any:
-            return sum((getattr(p, name) for name in self.params), x), {}
-
-    many = Many(learn=tuple(Many.params), backend="metal_host")
-    with pytest.raises(Unsupported, match="would have 34 arguments, and Metal has at most 31; learn or record less"):
-        many(torch.ones(2, 3))
 
 
 def test_a_machine_without_such_a_gpu() -> None:
