@@ -66,6 +66,7 @@ OF_BACKEND = {
     },
 }
 OF_BACKEND["c"] += ", for authors of backends"
+OF_BACKEND["metal"] = "`metal`, of [spikecore-c](../plugins/spikecore-c/README.md#apple-gpus-metal)"
 FIRST, HEAD = "| you have | backend |", "| you have | backend | what was run, or the command that runs it |"
 
 

@@ -251,6 +251,17 @@ def test_the_reference_alone_is_told_what_would_be_faster(monkeypatch: pytest.Mo
     assert has(found, "LIF ran step by step", "spikecore-numba has kernels")
 
 
+def test_a_slower_backend_of_a_cpu_is_told_of_a_faster_one() -> None:
+    """One that was measured beside numba."""
+
+    class OpenCL(Plain):
+        name = "opencl"
+
+    with installed(OpenCL, devices=("cpu",)):
+        found = sc.explain(sc.LIF(backend="opencl"), torch.rand(4, 3))
+    assert has(found, "LIF ran on 'opencl'", "'opencl' is for GPUs, and for CPUs without Numba")
+
+
 def test_single_steps_and_recurrence() -> None:
     """A neuron that is called for each step has one row with the number of calls."""
 
