@@ -76,7 +76,7 @@ class Translated:
             executor.setOptimizer(self.target)
 
     def outdated(self) -> str:
-        """Which setting has changed that is compiled into the program, as a sentence; empty if none has."""
+        """Sentence that names a changed setting of the compiled program; empty if none has."""
         if _parameter_ids(self.source) != self.parameter_ids:
             return "the optimiser's groups hold other parameters"
         _check_groups(self.source)

@@ -112,7 +112,7 @@ class FileCheck:
 
     @property
     def equal(self) -> bool:
-        """Whether no node differs, and every neuron fired."""
+        """True if no node differs, and every neuron fired."""
         return self.first is None and not self.silent
 
     def __str__(self) -> str:

@@ -112,7 +112,7 @@ def scaled(value: float, units: Sequence[Tuple[str, float]], rest: str, digits: 
 
 
 def dimension_of_time(shape: Sequence[int], steps: int, samples: Optional[int] = None) -> Optional[int]:
-    """Which dimension of an input, 0 or 1, has the steps that neurons had, beside the samples if these are known; None
+    """Dimension of an input, 0 or 1, with the steps that neurons had, beside the samples if these are known; None
     if the network makes time.
     """
     if steps > 1 and tuple(shape[:1]) == (steps,) and samples in (None, *shape[1:2]):

@@ -326,7 +326,7 @@ class CallPlan:
         return tensors
 
     def left(self, needs: Sequence[bool]) -> Sequence[bool]:
-        """Which of the needed gradients are no cotangent that is passed on."""
+        """Flags of the needed gradients that are no cotangent passed on."""
         dropped = [index for index, _ in self.added]
         return [wants and index not in dropped for index, wants in enumerate(needs)] if dropped else needs
 

@@ -165,7 +165,7 @@ def is_choice(node: Node) -> bool:
 
 
 def negated_choice(node: Node) -> Optional[int]:
-    """Which argument is a choice among numbers that this operation negates; None for others."""
+    """Number of the argument that is a choice among numbers which this operation negates; None for others."""
     if node.op == "neg" and is_choice(node.args[0]):
         return 0
     if node.op not in ("mul", "div"):
