@@ -36,6 +36,7 @@ from spikecore.layers import (
     PackedLinear,
 )
 from spikecore.neurons import Recurrent
+from spikecore.plugins.selection import REFERENCE
 from spikecore.words import a_kind, shown
 
 #: From outputs to the number to go backward from; None for their sum.
@@ -291,7 +292,9 @@ def _reason(facts: Facts) -> str:
         reason += "; " + (apart or "normalises its input in the same kernel")
     looped = getattr(facts.module, "looped", None)
     if looped is not None and facts.step == "multi":
-        reason += f"; a loop over the steps: {looped}" if looped else "; all steps in one call"
+        # the reference runs step by step however it is called
+        one = "" if resolved.backend.name == REFERENCE else "; all steps in one call"
+        reason += f"; a loop over the steps: {looped}" if looped else one
     return str(reason)
 
 
