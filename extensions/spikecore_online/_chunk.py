@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from spikecore.backend import Unsupported
 from spikecore.core import checks
+from spikecore.core.observe import keeps_graph
 from spikecore.core.state import Stateful, carried, put_back
 from spikecore.graph import is_parametrised
 from spikecore.inspect.record import Call, neuron_of, record
@@ -249,6 +250,12 @@ def recording(
         chunk.calls.append(NeuronCall(call.name, module, call.inputs, start, outputs, leaves, module.state))
         return leaves if isinstance(call.output, tuple) else leaves[0]
 
+    for name, layer in neurons.items():
+        if keeps_graph(layer):
+            raise Unsupported(
+                f"rule={rule.name!r}: sc.record or sc.monitor(grad=True) records {name!r} for a loss, and the rule has "
+                "no traces of recorded values; make the loss of outputs, or take rule='bptt'"
+            )
     with ExitStack() as stack:
         if rule.keep is not None:
             for module in neurons.values():

@@ -31,6 +31,8 @@ class Watcher:
     record: Tuple[str, ...] = ()
     #: True if it wants the spikes of a neuron without the shortcut that is added behind them.
     wants_spikes = False
+    #: True if it keeps the graphs of what it is told, for a loss.
+    keeps_graph = False
 
     def begin(self, inputs: Sequence[Tensor]) -> Optional[Sequence[Tensor]]:
         """A call begins, with inputs as they were given; the inputs in the place of these, None for the same."""
@@ -43,6 +45,11 @@ class Watcher:
         ``single``: the call was one of a single-step neuron, T is 1, and its outputs stay.
         """
         raise NotImplementedError(f"{type(self).__name__} must define take")
+
+
+def keeps_graph(module: Any) -> bool:
+    """True if a watcher keeps the graphs of a neuron's calls, for a loss."""
+    return any(watcher.keeps_graph for watcher in module._watchers)
 
 
 def begin(

@@ -351,7 +351,12 @@ def _watched(
     )
     takes = {layer.name: layer._take for layer in seen.layers}
     with recorder.record(
-        net, layers=(), neurons=modules.items(), states=states, ends=lambda call: takes[call.name](call)
+        net,
+        layers=(),
+        neurons=modules.items(),
+        states=states,
+        ends=lambda call: takes[call.name](call),
+        graph=grad,
     ):
         yield seen
 

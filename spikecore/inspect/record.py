@@ -200,8 +200,11 @@ class Run:
 class _Watched(Watcher):
     """Watcher of one neuron. Where its layer has hooks, these tell of its calls, but for those of ``run``."""
 
-    def __init__(self, run: Run, name: str, layer: nn.Module, states: Tuple[str, ...], hooked: bool) -> None:
+    def __init__(
+        self, run: Run, name: str, layer: nn.Module, states: Tuple[str, ...], hooked: bool, graph: bool
+    ) -> None:
         self.run, self.name, self.layer, self.record, self.hooked = run, name, layer, states, hooked
+        self.keeps_graph = graph
         self.wants_spikes = not hooked
 
     def begin(self, inputs: Sequence[Tensor]) -> Optional[Sequence[Tensor]]:
@@ -251,6 +254,7 @@ def record(
     begins: Optional[Listener] = None,
     ends: Optional[Listener] = None,
     edits: bool = False,
+    graph: bool = False,
     operation: Optional[Operation] = None,
 ) -> Iterator[Run]:
     """Record the calls of a network within the block.
@@ -275,6 +279,7 @@ def record(
     edits: what ``begins`` returns takes the place of the inputs, what ``ends`` returns that of the output, unless it is
         None; of a neuron that is in ``layers``, by ``run``, too. Hooks then count as those of a user: no kernel
         computes past them.
+    graph: whether what is recorded goes into a loss, with its graph.
     operation: a function of each operation of torch, after it: the innermost call, the function, its positional and
         keyword arguments as a pair, its result.
 
@@ -290,7 +295,7 @@ def record(
             for handle in run._hook(name, layer):
                 stack.callback(handle.remove)
         for name, layer in neurons:
-            watcher = _Watched(run, name, layer, tuple(states), layer in hooked)
+            watcher = _Watched(run, name, layer, tuple(states), layer in hooked, graph)
             stack.enter_context(watched(stateful_of(layer), watcher))
         if neurons:
             stack.enter_context(_eager(net))

@@ -107,5 +107,5 @@ def _kept(net: nn.Module, name: str) -> Iterator[Recorded]:
         if torch.is_grad_enabled():  # an evaluation in between adds nothing to a loss
             recorded._calls[call.name].append(call.states[name])
 
-    with recorder.record(net, layers=(), neurons=layers.items(), states=(name,), ends=take):
+    with recorder.record(net, layers=(), neurons=layers.items(), states=(name,), ends=take, graph=True):
         yield recorded

@@ -614,3 +614,18 @@ def test_traces_under_autocast_are_of_full_precision(rule: str, chunk: int) -> N
         assert {trace.dtype for trace in step.traces.values()} == {torch.float32}
     got = {name: p.grad for name, p in net.named_parameters()}
     check({"0.weight": got["0.weight"]}, {"0.weight": want["0.weight"]}, 0.1)
+
+
+@pytest.mark.parametrize("rule", ["d_rtrl", "eprop", "bptt"])
+def test_values_recorded_for_a_loss_have_no_traces(rule: str) -> None:
+    """Their gradient would leave out all earlier chunks: bptt takes them, and every rule a monitor without graphs."""
+    net = nn.Sequential(nn.Linear(I, J), sc.LIF(4.0), nn.Linear(J, K), sc.LI(4.0)).double()
+    x, target = batch()[0], (torch.randn(T, B, K, dtype=torch.float64),)
+    with sc.record(net, "h"):
+        if rule == "bptt":
+            step_of(net, rule=rule, chunk=5)(x, target)
+        else:
+            with pytest.raises(sc.Unsupported, match="'1' for a loss, and the rule has no traces of recorded values"):
+                step_of(net, rule=rule, chunk=5)(x, target)
+    with sc.monitor(net):
+        step_of(net, rule=rule, chunk=5)(x, target)
