@@ -49,6 +49,9 @@ def run(folder: Path, world: int, jobs: Dict[str, Job]) -> Dict[str, Any]:
 def _work(rank: int, world: int, folder: Path, jobs: Dict[str, Job]) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores Ctrl-C
     torch.set_num_threads(1)
+    if sys.platform == "linux":
+        # not by the name of the machine, which may lead to a network that nobody answers in
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     warnings.simplefilter("ignore")  # torch's about torch
     found: Dict[str, Any] = {}
     for name, (job, args, named) in jobs.items():
