@@ -82,9 +82,11 @@ SHAPES = {dense: (20,), convolutional: (2, 8, 8), residual: (1, 4, 4), recurrent
 def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A network as a program, with a thousand recorded steps in which its read-out moves."""
     net, x = on_grid(request.param()), spikes(STEPS, *SHAPES[request.param])
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
     with torch.no_grad():
         assert len(net(x).unique()) > 100
+    torch.set_num_threads(threads)
     folder = tmp_path_factory.mktemp(request.param.__name__)
     sc.export_c(net, x, folder, name=request.param.__name__, inputs=SPIKES)
     return folder
