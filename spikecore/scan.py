@@ -24,7 +24,7 @@ Step = Callable[[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]], Tuple[Se
 
 def is_any_length(x: Tensor) -> bool:
     """True if torch.export traces with a symbol for the number of time steps of ``x`` ``[T, *N]``."""
-    # torch before 2.0 has no symbols, and the front end of torch.compile (strict=True) makes T a constant
+    # with strict=True the front end of torch.compile traces, which makes T a constant
     return is_exporting() and bool(x.ndim) and isinstance(x.shape[0], torch.SymInt)
 
 

@@ -210,7 +210,6 @@ def for_forward(program: Program, spec: Spec, shape: Shape) -> Shape:
     """A layout as forward has it: spikes are one part, and no step is kept."""
     output = program.outputs[spec.feedback.output if spec.feedback is not None else 0]
     parts = 1 if output.op == "spike" else shape.weight_parts
-    # a neuron gives its output
     return shape._replace(value_parts=parts, length=1, kept=0, arriving=len(program.inputs), gives=1)
 
 

@@ -1,4 +1,4 @@
-"""What every export of a network checks, records and fills in."""
+"""Checks of arguments, recorded numbers and files of every export of a network."""
 
 from __future__ import annotations
 

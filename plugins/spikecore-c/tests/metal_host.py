@@ -56,7 +56,7 @@ HEAD = re.compile(r"kernel void (\w+)\(\n(.*?)\n\) \{", re.DOTALL)
 
 
 class Library:
-    """What ``torch.mps.compile_shader`` gives: an object whose attributes are kernels."""
+    """Library of ``torch.mps.compile_shader``: its attributes are kernels."""
 
     def __init__(self, text: str) -> None:
         ((name, head),) = HEAD.findall(text)

@@ -187,7 +187,7 @@ def test_the_rule_looks_at_the_rate(rows: int, rate: float, expected: bool) -> N
 
 @pytest.mark.parametrize(("rate", "expected"), [(0.05, True), (0.9, False)])
 def test_gradients_add_rows_by_rates_of_their_own(rate: float, expected: bool) -> None:
-    """That of the weight by the rate of the spikes, and that of the input by the rate of what comes back."""
+    """Gradient of the weight by the rate of the spikes, and of the input by the rate of the cotangents."""
     linear, x, grad = layer(512, 512), spikes(2048, 512, rate=rate), spikes(2048, 512, rate=rate, seed=1)
     x[0], grad[0] = 0, torch.inf
     linear(x).backward(grad)
