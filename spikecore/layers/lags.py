@@ -112,12 +112,12 @@ def all_steps(of: Delayed, x: Tensor, past: Optional[Tensor]) -> Tensor:
 
 def following(longest: int, x: Tensor, past: Optional[Tensor]) -> Tensor:
     """The past of the step behind ``x``."""
-    steps = x.movedim(0, -1)
-    # with a symbol for the number of steps, they are all behind the past
-    if is_any_length(x) or x.shape[0] < longest:
-        before = x.new_zeros(*x.shape[1:], longest) if past is None else past
-        steps = torch.cat([before, steps], -1)
-    return steps[..., steps.shape[-1] - longest :].clone(memory_format=torch.contiguous_format)
+    if not is_any_length(x) and x.shape[0] >= longest:
+        return x[x.shape[0] - longest :].movedim(0, -1).clone(memory_format=torch.contiguous_format)
+    before = x.new_zeros(*x.shape[1:], longest) if past is None else past
+    if is_any_length(x):
+        return torch.cat([before, x.movedim(0, -1)], -1)[..., x.shape[0] :].clone(memory_format=torch.contiguous_format)
+    return torch.cat([before[..., x.shape[0] :], x.movedim(0, -1)], -1)
 
 
 def one_by_one(of: Delayed, x: Tensor, past: Optional[Tensor]) -> Callable[[Tensor], Tensor]:
