@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
@@ -22,13 +22,23 @@ from spikecore.functional import mask_of, stateful_modules, to_rest
 from spikecore.inspect._explain import copied, cuda_devices
 from spikecore.inspect._monitor import Layer, monitor
 from spikecore.inspect._report import Report, Table, dimension_of_time, input_as_read, scaled
-from spikecore.inspect.record import Call, neurons_of, record, stateful_of
+from spikecore.inspect._traffic import (
+    SRAM_45NM,
+    Arithmetic,
+    Form,
+    Hardware,
+    Traffic,
+    Work,
+    cost,
+    forms,
+    layer_traffic,
+    neuron_traffic,
+    shares,
+)
+from spikecore.inspect.record import Call, neuron_of, neurons_of, record, stateful_of
 from spikecore.layers import Delay, NormNeuron
 from spikecore.losses import Steps
 from spikecore.neurons import Recurrent
-
-#: Picojoules of a 32-bit floating-point multiplication and addition, of the addition alone.
-E_MAC, E_AC = 4.6, 0.9
 
 
 @dataclass(frozen=True)
@@ -50,7 +60,7 @@ class Operations:
     twin: float
 
     def cells(self) -> Tuple[str, ...]:
-        """The row of a table."""
+        """The first cells of the row of a table."""
         there, done = self.products + self.sums, self.macs + self.acs
         part = f"{100 * done / (there or 1):.1f} %" if self.kind else ""
         return (
@@ -71,7 +81,8 @@ class Energy(Report):
     ``layers``: an :class:`Operations` for each layer that computes products or sums. ``samples``, ``steps``: B and T.
     ``e_mac``, ``e_ac``: picojoules of an operation. ``timed``: whether the input had the steps, so that the twin takes
     each of them, too. ``read``: what the dimensions of the input were taken for. ``silent``: layers of neurons that
-    gave no spike.
+    gave no spike. ``traffic``: a :class:`Traffic` for each of these layers and for each layer of neurons, in the order
+    of the network. ``hardware``: the costs.
     """
 
     layers: Tuple[Operations, ...]
@@ -82,6 +93,8 @@ class Energy(Report):
     timed: bool = False
     read: str = ""
     silent: Tuple[str, ...] = ()
+    traffic: Tuple[Traffic, ...] = ()
+    hardware: Hardware = SRAM_45NM
 
     @property
     def macs(self) -> float:
@@ -105,15 +118,55 @@ class Energy(Report):
         """
         return math.fsum(layer.twin for layer in self.layers)
 
+    @property
+    def forms(self) -> Tuple[Form, ...]:
+        """Operations and memory of the network with and without sparsity, and of its ReLU twin, in 32 and 8 bits."""
+        return forms(self.hardware, self.traffic)
+
+    @property
+    def break_even(self) -> Optional[float]:
+        """The share of products, of layers behind spikes, at which the network takes as much as its quantised twin:
+        below it less. None where no layer gets spikes.
+        """
+        found = shares(self.hardware, self.traffic)
+        return None if found is None else found[1]
+
     def _table(self) -> Table:
-        rows = [*self.layers, Operations("all", "", self.macs, self.acs, 0, 0, self.energy, self.twin)]
+        computed = {(layer.name, layer.kind): layer for layer in self.layers}
+        rows = []
+        for row in self.traffic:
+            layer = computed[row.name, row.kind] if row.dense.macs + row.dense.acs else None
+            left = (row.name or "(net)", row.kind, *[""] * 5) if layer is None else layer.cells()
+            memory = cost(self.hardware, self.hardware.full, row.sparse, row.sizes)[1]
+            rows.append((*left, _amount(row.sparse.words), _joules(memory)))
+        words = math.fsum(row.sparse.words for row in self.traffic)
+        whole = Operations("all", "", self.macs, self.acs, 0, 0, self.energy, self.twin).cells()
+        rows.append((*whole, _amount(words), _joules(self.forms[0].memory)))
+        return Table(_HEADINGS, rows, 2, [*self._legend(), *self._sums(), _LEFT_OUT], title=self._title())
+
+    def _legend(self) -> List[str]:
         how = f"at each of the {self.steps} steps of the input" if self.timed else "once, without time steps"
-        lines: Tuple[str, ...] = (
+        return [
             f"per sample, mean of {self.samples}, over {self.steps} time steps; {self.e_mac:g} pJ a MAC, {self.e_ac:g} "
             "pJ an AC; computed: MACs and ACs of all that the layer has, above 100 % where spikes are multiples",
             f"ReLU twin: the same layers {how}, every product a MAC",
-        )
-        return Table(_HEADINGS, [layer.cells() for layer in rows], 2, lines, title=self._title())
+            f"words, memory: what the MACs and ACs, states and spikes read and write; {self.hardware.name}",
+        ]
+
+    def _sums(self) -> List[str]:
+        """Lines about each form, and where the network is as good as its twin."""
+        lines = [f"{'':31}{'operations':>12}{'memory':>12}{'together':>12}"]
+        for form in self.forms:
+            cells = [_joules(value).rjust(12) for value in (form.operations, form.memory, form.energy)]
+            lines.append(f"{f'{_FORMS[form.name]}, {form.bits} bits':31}{''.join(cells)}")
+        found = shares(self.hardware, self.traffic)
+        if found is not None:
+            share, even = (f"{100 * value:.1f} %" for value in found)
+            lines.append(
+                f"break-even with the ReLU twin in {self.hardware.quantised.bits} bits: {even} of the products behind "
+                f"spikes; computed are {share}"
+            )
+        return ["", *lines, ""]
 
     def _title(self) -> str:
         """Reading of the input, behind what makes the numbers worthless."""
@@ -126,11 +179,22 @@ class Energy(Report):
         return f"{warning}{self.read}"
 
 
-_HEADINGS = ("layer", "kind", "MACs", "ACs", "computed", "energy", "ReLU twin")
+_HEADINGS = ("layer", "kind", "MACs", "ACs", "computed", "energy", "ReLU twin", "words", "memory")
+_FORMS = {"sparse": "network, what is not 0", "dense": "network, every product", "twin": "ReLU twin"}
+_LEFT_OUT = (
+    "left out: arithmetic within neurons, biases, normalisation, maximum pooling, shortcuts, addresses and routing of "
+    "spikes, reuse in caches and registers, what enters and leaves the chip, clock and leakage"
+)
 
 
 def energy(
-    net: nn.Module, x: Any, *, e_mac: float = E_MAC, e_ac: float = E_AC, mask: Optional[Tensor] = None
+    net: nn.Module,
+    x: Any,
+    *,
+    hardware: Hardware = SRAM_45NM,
+    e_mac: Optional[float] = None,
+    e_ac: Optional[float] = None,
+    mask: Optional[Tensor] = None,
 ) -> Energy:
     """Run ``net`` once on ``x``, count the operations that its numbers ask for, and estimate the energy that they take.
 
@@ -153,10 +217,16 @@ def energy(
     from them alone. Of a product of two tensors that are none both factors must not be 0.
 
     Not counted: the computation of weights; batch normalisation, which is folded into the layer before it; biases;
-    maximum pooling, additions of shortcuts, and other functions of each number; what neurons compute within a step; and
-    memory, which takes far more energy than arithmetic on most hardware. A layer that is computed once for all steps
-    (behind ``sc.encode.Constant``) is counted once. The twin of a network whose input has time, ``[T, B, ...]`` or
-    ``[B, T, ...]``, computes all at each step, otherwise once. It is an estimate to compare with, not of any chip.
+    maximum pooling, additions of shortcuts, and other functions of each number; and what neurons compute within a step.
+    A layer that is computed once for all steps (behind ``sc.encode.Constant``) is counted once. The twin of a network
+    whose input has time, ``[T, B, ...]`` or ``[B, T, ...]``, computes all at each step, otherwise once.
+
+    ``traffic`` has the words that each layer moves through memory, by the equations of E. Lemaire et al., "An
+    analytical estimation of spiking neural networks energy efficiency", ICONIP 2022. Where only what is not 0 is
+    computed, an accumulate reads a weight, and reads and writes a sum; each spike is read once; at each step neurons
+    read and write their states, and write their spikes. Of multiply-accumulates, and where every product is computed,
+    sums stay in registers. ``forms`` has both, and the twin, in 32 bits and in 8. It is an estimate to compare with,
+    not of any chip: the table ends with what it leaves out.
 
     net: a network, with or without neurons; it runs in eval mode, without gradients, from rest, and is afterwards as it
         was. What wraps it (``torch.compile``, ``DistributedDataParallel``) is left out.
@@ -164,10 +234,12 @@ def energy(
         take single steps, and without neurons; ``[B, T, ...]`` where the network itself puts time first. Neurons in
         single steps are called as the network calls them: one that takes one step counts one step, one whose
         ``forward`` loops over ``[T, B, ...]`` counts T.
-    e_mac, e_ac: picojoules of an operation. The defaults are those of 32-bit floating point in 45 nm at 0.9 V, 3.7 pJ a
-        multiplication and 0.9 pJ an addition: M. Horowitz, "Computing's energy problem (and what we can do about it)",
-        IEEE International Solid-State Circuits Conference (ISSCC), 2014, pp. 10-14, Figure 1.1.9,
-        doi:10.1109/ISSCC.2014.6757323.
+    hardware: costs of operations and of memory, each with its source. By default those of 45 nm at 0.9 V of M.
+        Horowitz, "Computing's energy problem (and what we can do about it)", IEEE Solid-State Circuits Conference
+        (ISSCC), 2014, pp. 10-14, Figure 1.1.9, doi:10.1109/ISSCC.2014.6757323: in 32-bit floating point 3.7 pJ a
+        multiplication and 0.9 pJ an addition, in integers 0.2 pJ (8 bits) and 0.1 pJ (32), and 64 bits of SRAM 10 pJ
+        (8 KiB), 20 (32 KiB) and 100 (1 MiB).
+    e_mac, e_ac: picojoules of an operation in place of those of ``hardware.full``.
     mask: bool ``[T, B]`` of padded sequences ``[T, B, ...]``, True at real steps, which come first
         (:func:`spikecore.functional.mask_of`): these alone are computed, of the network and of its twin, in a run for
         each length.
@@ -178,8 +250,15 @@ def energy(
     raises.
     """
     for name, value in (("e_mac", e_mac), ("e_ac", e_ac)):
-        if isinstance(value, bool) or not (isinstance(value, (int, float)) and 0 <= value < math.inf):
+        number = not isinstance(value, bool) and isinstance(value, (int, float)) and 0 <= value < math.inf
+        if not (value is None or number):
             raise ValueError(f"{name}={value!r} must be picojoules of an operation, a number of 0 or more")
+    if not isinstance(hardware, Hardware):
+        raise TypeError(f"hardware={hardware!r} must be a spikecore.inspect.Hardware")
+    full = hardware.full
+    mac, ac = (full.mac if e_mac is None else float(e_mac), full.ac if e_ac is None else float(e_ac))
+    if (mac, ac) != (full.mac, full.ac):
+        hardware = replace(hardware, full=Arithmetic(full.bits, mac, ac, "given"))
     net, inputs, tensors = copied(net, x)
     net.eval()
     parts = [inputs] if mask is None else _by_length(inputs, tensors, mask)
@@ -203,18 +282,41 @@ def energy(
         time = None if makes_time(net) else dimension_of_time(shape, steps, samples)
     else:
         (steps, samples), time = mask.shape, 0
-    rows = []
+    rows, moved = [], []
     for (name, kind), totals in counting.totals.items():
-        products, sums, macs, acs, *once = [total / samples for total in totals]
         # the twin computes once what is computed once for all steps, and so the rest, if the input has no time
-        twin = [(total - part) / (steps if time is None else 1) + part for total, part in zip((products, sums), once)]
-        costs = [e_mac * first + e_ac * second for first, second in ((macs, acs), twin)]
-        rows.append(Operations(name, kind, macs, acs, products, sums, *costs))
+        work = _works(totals, samples, steps, steps if time is None else 1)
+        products, sums = (totals[0][each] / samples for each in ("products", "sums"))
+        costs = [mac * each.macs + ac * each.acs for each in (work[0], work[2])]
+        rows.append(Operations(name, kind, *work[0][:2], products, sums, *costs))
+        moved.append(layer_traffic(name, kind, *work, counting.weights[name, kind]))
+    for layer in called:
+        states = len(neuron_of(net.get_submodule(layer.name)).program.states)
+        outputs = sum(call.outputs for call in layer.calls) / samples
+        spikes = outputs if layer.rate is None else layer.rate * outputs
+        moved.append(neuron_traffic(layer.name, layer.kind, states, outputs, spikes, layer.neurons))
+    places = {name: place for place, (name, _) in enumerate(net.named_modules())}
+    moved.sort(key=lambda row: places[row.name])
     read = input_as_read(shape, steps, time)
     if mask is not None:
         read = f"{read}, of which {int(mask.sum()) / samples:g} steps of a sample are real"
     silent = tuple(layer.name or "(net)" for layer in called if layer.rate == 0)
-    return Energy(tuple(rows), samples, steps, float(e_mac), float(e_ac), time is not None, read, silent)
+    return Energy(tuple(rows), samples, steps, mac, ac, time is not None, read, silent, tuple(moved), hardware)
+
+
+def _works(totals: _Totals, samples: int, steps: int, often: int) -> Tuple[Work, Work, Work, Tuple[float, float]]:
+    """What a layer did, what it has, its twin, which does once what the layer does ``often``, and the sizes of its
+    inputs and outputs in a step.
+    """
+    every, once = [{name: count / samples for name, count in each.items()} for each in totals]
+    twin = {name: (value - once.get(name, 0)) / often + once.get(name, 0) for name, value in every.items()}
+    products, sums, macs, acs = (every[name] for name in _COUNTS)
+    spikes = acs and not macs
+    operations = (0.0, sums + products) if spikes else (products, sums)
+    whole = Work(*operations, every["reads"], products, outputs=every["outputs"])
+    other = Work(twin["products"], twin["sums"], twin["reads"], twin["products"], outputs=twin["outputs"])
+    numbers, outputs = (every[name] / (1 if once.get(name) else steps) for name in ("numbers", "outputs"))
+    return Work(macs, acs, every["inputs"]), whole, other, (numbers, outputs)
 
 
 def _by_length(inputs: Any, tensors: Sequence[Tensor], mask: Tensor) -> List[Any]:
@@ -269,16 +371,21 @@ _MOST = 4
 _UNSEEN = frozenset(("_trilinear", "mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn", "_sparse_addmm", "_sparse_mm"))
 _POOLS = tuple(getattr(nn, f"AdaptiveAvgPool{n}d") for n in (1, 2, 3))
 
+_COUNTS = ("products", "sums", "macs", "acs")
 #: All products, all sums of pooling, multiply-accumulates and accumulates.
 _Counts = Tuple[int, int, int, int]
+#: Counts of a layer by name, and those of what was computed once for all steps.
+_Totals = Tuple[Dict[str, int], Dict[str, int]]
 
 
 class _Counting:
     """Counts of what the modules of a network compute."""
 
     def __init__(self, net: nn.Module) -> None:
-        #: Of a layer, by name and class: its counts, and the products and sums that were computed once for all steps.
-        self.totals: Dict[Tuple[str, str], List[int]] = {}
+        #: Of a layer, by name and class.
+        self.totals: Dict[Tuple[str, str], _Totals] = {}
+        #: Its weights.
+        self.weights: Dict[Tuple[str, str], int] = {}
         #: Tensors that are weights, or computed from weights alone.
         self._weights: Any = WeakTensorKeyDictionary(dict.fromkeys((*net.parameters(), *net.buffers()), True))
         #: Modules that make time, and a flag for time: layers before the first of these compute once for all steps.
@@ -315,8 +422,25 @@ class _Counting:
         rule = _RULES.get(name)
         if rule is not None and (name != "mean" or isinstance(call.layer, _POOLS) or _pools(args)):
             counts, key = rule(self, args), (call.name, type(call.layer).__name__)
-            once = (0, 0) if self._timed else counts[:2]
-            self.totals[key] = [sum(pair) for pair in zip(self.totals.get(key, (0,) * 6), (*counts, *once))]
+            numbers = {**dict(zip(_COUNTS, counts)), **self._words(name, args, results, counts)}
+            for total in self.totals.setdefault(key, ({}, {}))[: 1 if self._timed else 2]:
+                total.update({which: total.get(which, 0) + number for which, number in numbers.items()})
+            factors = [value for value in args if isinstance(value, Tensor) and value.ndim > 1]
+            weights = [value.numel() // self.lags(value) for value in factors if value in self._weights]
+            self.weights[key] = max([self.weights.get(key, 0), *weights])
+
+    def _words(self, name: str, args: Tuple[Any, ...], results: Sequence[Tensor], counts: _Counts) -> Dict[str, int]:
+        """Inputs other than 0, all of them, those that are read for every product, and outputs."""
+        values = [value for value in args[:3] if isinstance(value, Tensor) and value not in self._weights]
+        if name in ("addmm", "baddbmm", "addbmm", "addmv"):
+            values = [value for value in values if value is not args[0]]
+        numbers = sum(value.numel() for value in values)
+        return {
+            "inputs": sum(int((value != 0).sum()) for value in values),
+            "numbers": numbers,
+            "reads": sum(counts[:2]) if "conv" in name or "pool" in name or name == "mean" else numbers,
+            "outputs": sum(value.numel() for value in results),
+        }
 
     def counts_of(self, a: Tensor, b: Tensor) -> Tuple[Tensor, Tensor, bool]:
         """Counts of the numbers of both sides of products, and True if one side is spikes."""

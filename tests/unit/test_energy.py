@@ -13,6 +13,7 @@ from torch.nn.utils import parametrizations, parametrize, prune
 
 import refusals
 import spikecore as sc
+from spikecore.inspect import SRAM_45NM, Arithmetic, Hardware, Memory
 
 
 def spikes(*shape: int, rate: float = 0.3) -> torch.Tensor:
@@ -366,11 +367,74 @@ def test_the_table_says_what_was_counted():
     found = sc.energy(nn.Sequential(nn.Linear(1000, 50), nn.ReLU()), image(4, 1000))
     text = str(found)
     assert text.splitlines()[0] == "input 4x1000, read as [B, ...]: B=4 samples, without time"
-    assert text.splitlines()[2].split() == ["layer", "kind", "MACs", "ACs", "computed", "energy", "ReLU", "twin"]
+    headings = ["layer", "kind", "MACs", "ACs", "computed", "energy", "ReLU", "twin", "words", "memory"]
+    assert text.splitlines()[2].split() == headings
+    assert text.splitlines()[-1].startswith("left out: arithmetic within neurons, biases, normalisation,")
     assert f"{found.macs / 1000:.2f} k" in text
     assert "230.00 nJ" in text
     assert "4.6 pJ a MAC, 0.9 pJ an AC" in text
     assert "<td>230.00 nJ</td>" in found._repr_html_()
+
+
+def test_words_of_a_layer_behind_spikes():
+    """By hand: a spike is read once; each of its sums reads a weight, and reads and writes a sum; each neuron reads and
+    writes two states in a step, and writes spikes. The twin and the network on every product read a weight a product.
+    """
+    net = nn.Sequential(nn.Linear(6, 5, bias=False), sc.Synaptic(threshold=0.2))
+    x = spikes(4, 3, 6)
+    with sc.monitor(net, spikes=True) as seen, torch.no_grad():
+        net(x)
+    layer, neurons = sc.energy(net, x).traffic
+    k, fired = int(x.sum()) / 3, int(seen["1"].spikes.sum()) / 3
+    assert layer.sparse == pytest.approx((0, 5 * k, k, 5 * k, 2 * 5 * k, 0, 0))
+    assert layer.dense == pytest.approx((0, 4 * 30, 4 * 6, 4 * 30, 0, 0, 4 * 5))
+    assert layer.twin == pytest.approx((4 * 30, 0, 4 * 6, 4 * 30, 0, 0, 4 * 5))
+    assert neurons.sparse == pytest.approx((0, 0, 0, 0, 0, 2 * 2 * 4 * 5, fired))
+    assert fired > 0
+    assert (layer.sizes.inputs, layer.sizes.weights, layer.sizes.sums, neurons.sizes.states) == (6, 30, 5, 10)
+
+
+def test_words_of_a_convolution_of_an_image():
+    """Computed once for all steps, and no spikes: a read of an input and of a weight for each product that is not 0,
+    and a write for each output.
+    """
+    layer = nn.Conv2d(2, 4, 3, padding=1)
+    x = image(2, 2, 5, 6)
+    asked, every = convolved(x, layer)
+    first, _ = sc.energy(nn.Sequential(layer, sc.LIF(repeat=3)), x).traffic
+    assert first.sparse == pytest.approx((asked / 2, 0, asked / 2, asked / 2, 0, 0, 4 * 30))
+    assert first.twin == pytest.approx((every / 2, 0, every / 2, every / 2, 0, 0, 4 * 30))
+    assert (first.sizes.inputs, first.sizes.weights, first.sizes.outputs) == (60, 72, 120)
+
+
+def test_costs_of_stated_hardware():
+    """Every number of a form by hand: picojoules of operations, and of words by the size of their memory."""
+    source = "made up"
+    hardware = Hardware(
+        "a chip",
+        Arithmetic(32, 3.0, 1.0, source),
+        Arithmetic(8, 0.5, 0.25, source),
+        (Memory(100, 8.0, source), Memory(1100, 16.0, source)),
+    )
+    x = spikes(4, 20, rate=0.2)
+    found = sc.energy(nn.Linear(20, 15, bias=False), x, hardware=hardware)
+    k = int(x.sum()) / 4
+    by_form = {(form.name, form.bits): form for form in found.forms}
+    # 300 weights of 4 bytes are more than 1100, of 1 byte 300: 8 + 8 * 200 / 1000; inputs and sums are below 100
+    sparse, dense = by_form["sparse", 32], by_form["dense", 32]
+    assert sparse.operations == pytest.approx(15 * k)
+    assert sparse.memory == pytest.approx(k * 8 / 2 + 15 * k * 16 / 2 + 30 * k * 8 / 2)
+    assert dense.memory == pytest.approx(20 * 8 / 2 + 300 * 16 / 2 + 15 * 8 / 2)
+    few, twin = by_form["sparse", 8], by_form["twin", 8]
+    assert few.operations == pytest.approx(15 * k / 4)
+    assert few.memory == pytest.approx(k * 8 / 8 + 15 * k * 9.6 / 8 + 30 * k * 8 / 2)
+    assert twin.energy == pytest.approx(300 * 0.5 + 20 * 8 / 8 + 300 * 9.6 / 8 + 15 * 8 / 8)
+    # all of it grows with the spikes
+    assert found.break_even == pytest.approx(k / 20 * twin.energy / few.energy)
+    assert sc.energy(nn.Linear(20, 15), image(3, 20)).break_even is None
+    assert f"{100 * found.break_even:.1f} % of the products behind spikes" in str(found)
+    assert all("ISSCC 2014" in source for source in SRAM_45NM.sources)
+    assert sc.energy(nn.Linear(20, 15), x, e_ac=2.0).hardware.full.source == "given"
 
 
 def test_layers_that_get_nothing_are_named():
