@@ -23,6 +23,8 @@ from spikecore.words import a_kind, shown
 
 #: The key of everything that spikecore keeps.
 KEY = "spikecore"
+#: The key of the formats of a prepared network.
+FORMATS = "spikecore_formats"
 #: Bytes that the arrays of a file may take in memory, where the caller gives no other number.
 MAX_BYTES = 2**30
 #: Arguments of a neuron that are not kept, since they say how a network is run.
@@ -192,6 +194,19 @@ def content_of(metadata: Any) -> Optional[Dict[str, Any]]:
         raise ValueError(f"metadata {KEY!r} is damaged: {error}; remove it from the node") from None
     content["tensors"] = {name[7:]: value for name, value in entry.items() if name.startswith("tensor_")}
     return content
+
+
+def formats_of(graph: Any) -> Dict[str, Any]:
+    """The formats in a graph's metadata, by the names of nodes, as a stranger may have written them."""
+    formats: Dict[str, Any] = {}
+    for name, node in graph.nodes.items():
+        text = node.metadata.get(FORMATS) if isinstance(node.metadata, Mapping) else None
+        if text is not None:
+            try:
+                formats.update(json.loads(str(_text(text))))
+            except Exception as error:  # of JSON, and of what is no object
+                raise Refused(f"node {name!r}: metadata {FORMATS!r} is damaged: {error}; remove it") from None
+    return formats
 
 
 def metadata_of_neuron(owner: str, neuron: Neuron) -> Dict[str, Any]:

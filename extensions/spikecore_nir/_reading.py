@@ -67,6 +67,9 @@ def load(
     :func:`save` writes are taken from its metadata, and a file that refers to other files, or is larger than
     ``max_bytes``, is refused.
 
+    ``net.formats`` has the formats of a prepared network that the file has, as :func:`save` was given them; the network
+    computes in floats, and ``sc.quant.restored(net, net.formats)`` is the prepared one.
+
     Raises ValueError for what the file leaves open, for nodes and loops that have no module here, by name, and for
     whatever else a file holds that cannot be read; OSError if the file cannot be opened; TypeError for arguments of
     wrong types; ImportError without the package nir.
@@ -87,6 +90,7 @@ def load(
             graph = read_node("", node, lambda: nir.NIRGraph.from_list(node, type_check=False))
         how = _reading(graph, dt, discretization, like, surrogate, max_bytes)
         net = _network(Graph(graph), how)
+        net.formats = _formats(net, _file.formats_of(graph))
     except Refused as error:
         where = f"{os.fspath(path)}: " if of_file else ""
         raise ValueError(f"sc.nir.load: {where}{error}") from error
@@ -163,6 +167,18 @@ def _network(graph: Graph, how: Reading) -> Network:
         module = made[name] if name in made else _module(name, graph.nodes[name], how)
         units.append(Unit(name, module, _sources(graph, name)))
     return Network(units, _sources(graph, Graph.OUTPUT))
+
+
+def _formats(net: Network, said: Mapping[str, Any]) -> Dict[str, Any]:
+    """Formats by the paths of modules in a network, which have them by the names of nodes."""
+    formats: Dict[str, Any] = {}
+    for name, value in said.items():
+        inside = [unit for unit in net.places if f"{name}.".startswith(f"{unit}.")]
+        if not inside:
+            raise Refused(f"metadata {_file.FORMATS!r} has {shown(name)}, which is no node; remove it")
+        unit = max(inside, key=len)
+        formats[f"{net.places[unit]}{name[len(unit) :]}"] = value
+    return formats
 
 
 def _module(name: str, node: Any, how: Reading) -> nn.Module:

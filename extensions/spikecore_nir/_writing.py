@@ -27,7 +27,7 @@ from spikecore.layers import Delay
 from spikecore.neurons import Recurrent
 from spikecore.words import shown
 from spikecore_nir._conventions import check_discretization, check_dt
-from spikecore_nir._file import metadata_of, package
+from spikecore_nir._file import FORMATS, metadata_of, package
 from spikecore_nir._layer_nodes import WRITERS, Place, flatten_node
 from spikecore_nir._neuron_nodes import FORMS, Unsaid, Writing, checked_node_of
 from spikecore_nir.modules import OF_ONE_STEP, Network
@@ -95,7 +95,7 @@ def save(
         ``"delayed_reset"``, ``"many_spikes"``, ``"initial_state"``, ``"surrogate"`` (any but the default),
         ``"detach_reset"``, ``"gradient"`` (of spike times), ``"detach"`` (of what comes back within Recurrent).
     formats: of a prepared network, ``net, formats = sc.quant.plain(net)``, whose weights are on their grids. They are
-        kept as metadata, ``"spikecore_formats"``, and what is loaded computes in floats.
+        kept as metadata, ``"spikecore_formats"``. What is loaded computes in floats, and has them as ``formats``.
 
     Class, settings and exact parameters of our neurons are kept as metadata, too, so that :func:`load` gives the same
     network, bit for bit, although ``tau`` is rounded in the file. Numbers are float32, or float64 if the network's are.
@@ -131,9 +131,9 @@ def save(
         end = drawn.follow(graph, Value((first,), shape), _leading(graph))
         _check_outputs(net, shape, _leading(graph))
         _tell(drawn.to.unsaid, keep)
+        drawn.note(formats or {})
     except ValueError as error:
         raise ValueError(f"sc.nir.save: {error}") from error.__cause__
-    drawn.note(formats or {})
     last = _unlike({**modules, **drawn.nodes}, "output")
     drawn.nodes[last] = nir.Output(types("output", end.shape))
     drawn.edges += [(source, last) for source in end.sources]
@@ -277,12 +277,23 @@ class Drawn:
         return Value((name,), tuple(shape))
 
     def note(self, formats: Formats) -> None:
-        """Keep the formats of a prepared network as metadata of the nodes of its modules, or of those around them."""
+        """Keep the formats of a prepared network as metadata of the nodes of its modules, or of those around them.
+
+        ValueError for one of a module that is no node.
+        """
+        left = dict(formats)
         for node_name, node in self.nodes.items():
-            inside = f"{self._paths.get(node_name, node_name)}."
-            content = {name: value for name, value in formats.items() if f"{name}.".startswith(inside)}
+            path = self._paths.get(node_name, node_name)
+            inside = [name for name in formats if f"{name}.".startswith(f"{path}.")]
+            # by the name of the node, which is that of the module unless the network was loaded
+            content = {f"{node_name}{name[len(path) :]}": left.pop(name) for name in inside}
             if content:
-                node.metadata = {**(node.metadata or {}), "spikecore_formats": json.dumps(content)}
+                node.metadata = {**(node.metadata or {}), FORMATS: json.dumps(content)}
+        if left:
+            raise ValueError(
+                f"formats has {', '.join(map(repr, left))}, and no such module is a node; give those that "
+                "sc.quant.plain returned with this network"
+            )
 
     def follow(self, graph: Graph, of: Value, leading: int) -> Value:
         """Add a network's nodes behind a value; its result. ``leading``: dimensions of its input before a sample's."""

@@ -257,6 +257,8 @@ class Network(nn.Module):
         self.wiring: List[Tuple[str, Tuple[str, ...]]] = [(unit.name, tuple(unit.sources)) for unit in units]
         self.result = tuple(sources)
         self.places: Dict[str, str] = {}
+        #: Formats of a prepared network, by paths of modules.
+        self.formats: Dict[str, Any] = {}
         for unit in units:
             self.places[unit.name] = self._place(unit.name, unit.module)
 

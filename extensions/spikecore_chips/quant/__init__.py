@@ -2,7 +2,7 @@
 
 from spikecore_chips.quant._analysis import Format, Inexact, analyse
 from spikecore_chips.quant._fixed import FixedPoint, fixed, fixed_point_of
-from spikecore_chips.quant._layers import plain
+from spikecore_chips.quant._formats import plain, restored
 from spikecore_chips.quant._prepare import prepare
 from spikecore_chips.quant._report import Report, report
 
@@ -17,5 +17,6 @@ __all__ = [
     "plain",
     "prepare",
     "report",
+    "restored",
 ]
 __dir__ = __all__.copy

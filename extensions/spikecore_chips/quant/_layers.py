@@ -1,4 +1,4 @@
-"""Weights and activations on power-of-two grids, as parametrisations and hooks of a network's layers, and without them.
+"""Weights and activations on power-of-two grids, as parametrisations and hooks of a network's layers.
 
 Rules of this module:
 
@@ -13,7 +13,6 @@ Rules of this module:
 
 from __future__ import annotations
 
-import copy
 import math
 from typing import Any, Dict, List, Optional, Tuple, Type
 
@@ -21,9 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from spikecore.graph import computed
 from spikecore_chips.quant._analysis import Format
-from spikecore_chips.quant._fixed import fixed_point_of, in_floats, packed, unpacked
+from spikecore_chips.quant._fixed import packed, unpacked
 
 #: Layers with a weight ``[out, in, ...]``.
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -310,46 +308,3 @@ def round_input(layer: nn.Module, args: Tuple[Any, ...]) -> Tuple[Any, ...]:
 def round_output(layer: nn.Module, args: Tuple[Any, ...], output: Tensor) -> Tensor:
     """The forward hook of a layer with an ``output_format``."""
     return layer.output_format(output)  # type: ignore[operator,no-any-return]  # a module
-
-
-# -- for formats of files: weights as they are computed with, and their grids
-
-#: Module by name -> what it is rounded to: lists ``[frac, low, high]``, the fractional bits of each output's weights,
-#: and for a neuron the fields of its :class:`FixedPoint`.
-Formats = Dict[str, Dict[str, Any]]
-
-
-def plain(net: nn.Module) -> Tuple[nn.Module, Formats]:
-    """A copy of a network in which weights are plain parameters on their grids, without hooks and formats of
-    :func:`prepare`, and these formats. A network that was not prepared is given back as it is, with none.
-    """
-    formats: Formats = {}
-    for name, module in net.named_modules():
-        how = fixed_point_of(module)
-        if how is not None:
-            formats[name] = {field: getattr(how, field) for field in ("word", "frac", "factors", "rounding")}
-        elif isinstance(module, OnGrid) and name.endswith(("input_format", "output_format")):
-            owner, _, what = name.rpartition(".")
-            known = module.format
-            formats.setdefault(owner, {})[what] = [known.frac, int(known.low), int(known.high)]
-        elif isinstance(module, OnGrid) and "parametrizations." in name:
-            owner, _, tensor = name.rpartition(".parametrizations.")
-            formats.setdefault(owner, {})[f"{tensor.partition('.')[0]}_fracs"] = module.fracs
-    return (_without(copy.deepcopy(net)), formats) if formats else (net, formats)
-
-
-def _without(net: nn.Module) -> nn.Module:
-    for name, module in [*net.named_modules()]:
-        for hooks in (module._forward_pre_hooks, module._forward_hooks):
-            for key, hook in [*hooks.items()]:
-                if hook in (round_input, round_output):
-                    del hooks[key]
-        for part in ("input_format", "output_format"):
-            module._modules.pop(part, None)
-        if fixed_point_of(module) is not None:
-            in_floats(module)
-        chains: Any = module.parametrizations.values() if parametrize.is_parametrized(module) and name else ()
-        if any(isinstance(chain[-1], OnGrid) for chain in chains):
-            parent, _, last = name.rpartition(".")
-            setattr(net.get_submodule(parent), last, computed(module))
-    return net

@@ -273,16 +273,123 @@ def test_weights_and_formats(tmp_path: Path) -> None:
     assert torch.equal(torch.from_numpy(nodes["0.module.0"].bias), layer.bias.detach())
     written = {name: json.loads(node.metadata["spikecore_formats"]) for name, node in nodes.items() if node.metadata}
     of_layer = written["0.module.0"]["0.module.0"]
-    scaled = layer.weight.detach() * 2.0 ** torch.tensor(of_layer["weight_fracs"]).unsqueeze(1)
+    scaled = layer.weight.detach() * 2.0 ** torch.tensor(of_layer["weight"]["fracs"]).unsqueeze(1)
     assert torch.equal(scaled, scaled.round())
-    assert of_layer["input_format"][0] == layer.input_format.fracs[0]
-    assert written["1"]["1"] == {
-        "word": 12,
-        "frac": sc.quant.fixed_point_of(prepared[1]).frac,
-        "factors": 12,
-        "rounding": "nearest",
-    }
+    assert (of_layer["weight"]["low"], of_layer["weight"]["high"]) == (-8, 7)
+    assert of_layer["input"]["fracs"] == layer.input_format.fracs
+    how = sc.quant.fixed_point_of(prepared[1])
+    expected = {"word": 12, "frac": how.frac, "factors": 12, "rounding": "nearest", "dtype": "torch.float32"}
+    assert written["1"]["1"] == {**expected, "tables": [], "values": {name: [*ends] for name, ends in how.values}}
     assert set(written["2"]) == {"2.neuron", "2.linear"}
+
+
+def _prepared(kind: str) -> tuple:
+    """A prepared network, trained for a step, an input, and options of ``save``."""
+    torch.manual_seed(1)
+    learnt, x, options = {}, torch.randn(10, 4, 6), {}
+    if kind == "convolutional":
+        x = torch.randn(6, 3, 2, 8, 8)
+        options["input_shape"] = (2, 8, 8)
+        net = nn.Sequential(
+            TimeBatched(nn.Conv2d(2, 8, 3, padding=1), nn.BatchNorm2d(8)),
+            sc.LIF(threshold=0.3, learn=("tau",)),
+            TimeBatched(nn.AvgPool2d(2), nn.Conv2d(8, 4, 3, padding=1)),
+            sc.PLIF(threshold=0.3),
+            nn.Flatten(2),
+            nn.Linear(64, 5),
+        )
+    elif kind == "recurrent":
+        back = sc.Delay(nn.Linear(8, 8), 3, delay=2.0, per="input", learn=())
+        net = nn.Sequential(nn.Linear(6, 8), sc.Recurrent(sc.LIF(threshold=0.2), back), nn.Linear(8, 3))
+        learnt["ranges"] = "learnt"
+    elif kind == "delayed":
+        delay = torch.tensor([0.0, 1.0, 2.0, 3.0, 1.0, 0.0])
+        front = sc.Delay(nn.Linear(6, 8), 3, delay=delay, learn=())
+        net = nn.Sequential(front, sc.LIF(threshold=0.2), nn.Linear(8, 3, bias=False))
+        learnt["per_channel"] = False
+    elif kind == "sum":
+        net, options["keep"] = Sum(), ("soft_reset", "delayed_reset")
+    else:
+        neuron = getattr(sc, kind, None) or getattr(sc.nir, kind)
+        net = nn.Sequential(nn.Linear(6, 8), neuron(*BETA.get(kind, ())), nn.Linear(8, 3))
+        options["keep"] = ("soft_reset", "delayed_reset", "initial_state")
+    prepared = sc.quant.prepare(net.eval(), x, weights=5, **learnt)
+    prepared(x).square().sum().backward()
+    torch.optim.SGD(prepared.parameters(), 1e-3).step()
+    prepared.zero_grad()
+    return prepared, x, options
+
+
+class Sum(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.neuron = sc.Leaky(0.9)
+
+    def forward(self, x):
+        return self.neuron(self.first(x) + self.second(x))
+
+
+BETA = {"Leaky": (0.9,)}
+ALONE = "IF LIF PLIF LI Leaky Synaptic SynapticLeaky NIRLIF NIRLI NIRCubaLIF NIRCubaLI".split()
+
+
+@pytest.mark.filterwarnings("ignore:sc.nir.save. the graph is written without")
+@pytest.mark.parametrize("kind", ["convolutional", "recurrent", "delayed", "sum", *ALONE])
+def test_what_is_restored_has_the_same_bits(tmp_path: Path, kind: str) -> None:
+    """Outputs and gradients of a prepared network, through a file, and the same formats again; through a second file
+    of what was loaded, too.
+    """
+    prepared, x, options = _prepared(kind)
+    expected = prepared(x)
+    plain, formats = sc.quant.plain(prepared)
+    sc.nir.save(plain, tmp_path / "net.nir", dt=1e-4, formats=formats, **options)
+    loaded = sc.nir.load(tmp_path / "net.nir")
+    restored = sc.quant.restored(loaded, loaded.formats)
+    assert torch.equal(restored(x), expected)
+    assert expected.any()
+    # a weight at the end of its grid has a derivative there, and none where training had it beyond
+    for net in (prepared, restored):
+        x.requires_grad_().grad = None
+        net(x).square().sum().backward()
+        net.gradients = [x.grad, *[value.grad for name, value in net.named_parameters() if "weight" not in name]]
+    assert len(prepared.gradients) == len(restored.gradients)
+    assert all(torch.equal(*pair) for pair in zip(prepared.gradients, restored.gradients))
+    again, formats_again = sc.quant.plain(restored)
+    assert sorted(map(str, formats_again.values())) == sorted(map(str, formats.values()))
+    sc.nir.save(again, tmp_path / "again.nir", dt=1e-4, formats=formats_again, **options)
+    once_more = sc.nir.load(tmp_path / "again.nir")
+    assert torch.equal(sc.quant.restored(once_more, once_more.formats)(x), expected)
+
+
+def test_formats_that_are_no_formats(tmp_path: Path) -> None:
+    """A file may be a stranger's: what is no format, or not that of the weights, is refused by name."""
+    prepared, _, _ = _prepared("LIF")
+    plain, formats = sc.quant.plain(prepared)
+    with pytest.raises(ValueError, match=r"sc.nir.save: formats has '7', and no such module is a node"):
+        sc.nir.save(plain, tmp_path / "net.nir", dt=1e-4, formats={**formats, "7": {}})
+    grid = formats["0"]["weight"]
+    wrong = [
+        ({"0": {"weight": {**grid, "fracs": [2**70]}}}, "0.*must be a whole number of size"),
+        ({"0": {"weight": {**grid, "fracs": [1, 2]}}}, "0.*its weight has not the 2 channels"),
+        ({"0": {"weight": {**grid, "low": 3, "high": 3}}}, "0.*its weight is not on the grid of its format"),
+        ({"0": {"weights": grid}}, "0.*Linear has no format of 'weights'"),
+        ({"0": {"weight": 3}}, "0.*TypeError"),
+        ({"5": {}}, "5.*AttributeError"),
+        ({"1": {**formats["1"], "word": 400}}, "1.*400 must be a whole number"),
+        ({"1": {**formats["1"], "tables": [["exp", [0, 1, 2**40]]]}}, "1.*must be a whole number of size"),
+        ({"1": {**formats["1"], "values": {}}}, "1.*its values are of , and the neuron has"),
+        ({"1": {**formats["1"], "dtype": "torch.load"}}, "1.*KeyError"),
+    ]
+    for formats_of_stranger, message in wrong:
+        with pytest.raises(ValueError, match=f"sc.quant.restored: '?{message}"):
+            sc.quant.restored(plain, formats_of_stranger)
+    sc.nir.save(plain, tmp_path / "net.nir", dt=1e-4, formats=formats)
+    for text, message in (("[1", "is damaged"), ('{"other": {}}', "has 'other', which is no node")):
+        graph = nir.read(tmp_path / "net.nir")
+        graph.nodes["1"].metadata["spikecore_formats"] = text
+        with pytest.raises(ValueError, match=f"spikecore_formats.*{message}"):
+            sc.nir.load(graph)
 
 
 def test_what_is_loaded_computes_in_floats(tmp_path: Path) -> None:
