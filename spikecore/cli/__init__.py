@@ -212,7 +212,11 @@ def export(**options: Any) -> None:
 @_option("--against", metavar="LIBRARY", required=True, help="snntorch, norse or sinabs, which must be installed.")
 @_number("--dt", type=float, metavar="SECONDS", help="Time step.  [default: that of the file, or of the library]")
 @_choice("--discretization", "euler", "exp", help="Read NIR's equations, in Euler's or the exact steps.")
-@_option("--convention", metavar="LIBRARY", help="Read the file as this library computes what it writes.")
+@_option(
+    "--convention",
+    metavar="LIBRARY[,FIELD=VALUE]",
+    help="Read the file as this library computes what it writes; fields of sc.nir.Convention change that.",
+)
 @_option(
     "--input", "shape", metavar="SHAPE", help="T,B,... of the random input.  [default: 40,8, and as the file says]"
 )

@@ -202,6 +202,32 @@ def test_the_node_with_a_fault_is_named(name: str, node: str, what: str, tmp_pat
     assert f"{node!r}, {report.first.kind}, is the first node that differs" in str(report)
 
 
+#: A number of the file that the library's reader does not read.
+FAULTS = [
+    ("snntorch dense", "1", "v_reset", 0.3),
+    ("snntorch dense", "3", "v_reset", 0.2),
+    ("norse box", "1", "v_reset", 0.2),
+    ("norse box", "3", "r", 2.0),
+    ("sinabs dense", "1", "r", 2.0),
+    ("sinabs dense", "3", "r", 0.5),
+]
+
+
+@pytest.mark.parametrize(("name", "node", "field", "value"), FAULTS)
+def test_a_fault_in_a_file_is_named(name: str, node: str, field: str, value: float, tmp_path) -> None:
+    """The first node that differs is that with the number, and the report shows it beside what the library has."""
+    import nir
+
+    library, writer, how = FILES[name]
+    file = _written(writer, tmp_path)
+    graph = nir.read(file)
+    getattr(graph.nodes[node], field)[:] = value
+    nir.write(file, graph)
+    first = sc.nir.check(file, library, **how).first
+    assert first is not None
+    assert (first.name, first.numbers["file"][field]) == (node, f"{value:g}")
+
+
 @pytest.mark.parametrize(
     ("library", "writer", "node", "theirs"),
     [
@@ -282,6 +308,10 @@ def test_the_command(tmp_path) -> None:
     assert differs.exit_code == 1
     facts = json.loads(differs.output)
     assert (facts["first"], facts["equal"], facts["nodes"][0]["differ"]) == ("1", False, 0)
+    theirs = _written(_sinabs_dense, tmp_path)
+    call = ["check", theirs, "--against", "sinabs", "--convention"]
+    assert CliRunner().invoke(app, [*call, "sinabs,lif=jump"]).exit_code == 0
+    assert CliRunner().invoke(app, [*call, "sinabs,lif=jump,many=no"]).exit_code == 1
     silent = nn.Sequential(nn.Linear(7, 9, bias=False), sc.LIF())
     sc.nir.save(silent, tmp_path / "silent.nir", dt=1e-4)
     unknown = CliRunner().invoke(

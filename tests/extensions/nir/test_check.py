@@ -41,6 +41,10 @@ def test_arguments(file: str) -> None:
     for scales in ((), (1.0, 0.0)):
         with pytest.raises(ValueError, match=r"scales=.* must be numbers above 0"):
             sc.nir.check(file, "norse", scales=scales)
+    for wrong in ("sinabs,leak=2", "lava,lif=jump"):
+        done = CliRunner().invoke(app, ["check", file, "--against", "norse", "--convention", wrong])
+        assert done.exit_code == 2
+        assert f"--convention '{wrong}' must be one of snntorch, norse" in " ".join(done.output.split())
     done = CliRunner().invoke(app, ["check", file, "--against", "norse", "--input", "4,x"])
     assert done.exit_code == 2
     assert "--input '4,x' must be whole numbers above 0" in done.output
