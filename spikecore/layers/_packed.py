@@ -98,6 +98,12 @@ class PackedLinear(_Packed, nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """``[..., C] -> [..., D]``."""
+        own = self._parameters
+        if not (torch.is_grad_enabled() or self.in_order or is_compiling()) and "weight" in own:
+            # a small product takes a few microseconds: its size is looked at before all else
+            size = input.numel(), self.in_features, self.out_features, input.dtype, torch.get_num_threads()
+            if _is_dense(*size, default_registry()):
+                return F.linear(input, own["weight"], own["bias"])  # type: ignore[arg-type]  # there is a weight
         weight, bias = self.weight, self.bias
         y = None
         if _keeps(input, weight):
@@ -371,6 +377,12 @@ def lay(weight: Tensor, by_input: bool) -> None:
 def adds_rows(weight: Tensor, rows: int) -> bool:
     """True if a backend may add columns of a weight for what fired in so many rows."""
     return bool(_by_backend(weight.device.type, "adds_rows", rows, weight.shape[1], weight.shape[0], weight.dtype))
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_dense(numbers: int, count: int, width: int, dtype: torch.dtype, threads: int, registry: Registry) -> bool:
+    """True if no backend of a CPU adds rows for an input of so many numbers, with so many threads."""
+    return not _chosen("cpu", registry).backend.adds_rows(numbers // (count or 1), count, width, dtype)
 
 
 def as_kind(module: nn.Module, kind: Type[nn.Module], spikes: Optional[Whole] = None) -> nn.Module:
