@@ -125,9 +125,10 @@ class Packing:
             data = small if whole.bits == 8 else _gathered(small, whole.bits)
             return Bits(data, torch.where(same.all(), 1.0, float("nan")).float())
 
-    def adds_rows(self, rows: int, count: int, width: int, dtype: torch.dtype) -> bool:
+    def adds_rows(self, rows: int, count: int, width: int, dtype: torch.dtype, *, bits: bool = False) -> bool:
         """True if :meth:`sparse_product` may add rows ``[width]`` for an ``x [rows, count]``; False, as here, for none.
-        Cheap, since each call of a layer asks.
+        Cheap, since each call of a layer asks. ``bits``: for an ``x`` that :meth:`pack` keeps for backward, which is
+        to pay, too.
         """
         return False
 

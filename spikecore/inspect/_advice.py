@@ -13,7 +13,7 @@ from spikecore.graph import DROPOUTS
 from spikecore.inspect._facts import Facts
 from spikecore.inspect._report import Layer
 from spikecore.inspect.record import neuron_of
-from spikecore.layers import NormNeuron, fusable
+from spikecore.layers import NormNeuron, adders, fusable
 from spikecore.plugins.selection import REFERENCE, automatic_order
 from spikecore.words import listed
 
@@ -21,6 +21,8 @@ from spikecore.words import listed
 _HARDLY, _MOST = 0.001, 0.5
 #: Steps of samples from which on a neuron that fires at a usual rate has fired.
 _ENOUGH = 100
+#: The share of inputs up to which a layer gets few spikes.
+_FEW = 0.05
 #: A time constant that makes potentials small where the input is divided by it.
 _LONG = 5.0
 
@@ -48,6 +50,7 @@ def advice(net: nn.Module, rows: Rows, device_type: str, spoilt: str) -> Tuple[s
         _looped(rows),
         _repeated(net, rows),
         _fused(net, rows, device_type),
+        _sparse(net, rows),
     )
     return tuple([text for text in (wrong, *learns, *slow) if text])
 
@@ -227,6 +230,22 @@ def _fused(net: nn.Module, rows: Rows, device_type: str) -> str:
     return (
         f"{_named(rows)} {follow} a batch normalisation, which one kernel can compute as well, so that nothing "
         f"normalised is kept for backward{brings}: sc.fuse(net)"
+    )
+
+
+def _sparse(net: nn.Module, rows: Rows) -> str:
+    """Linear layers of a CPU behind neurons with few spikes, which can add up what fired."""
+    rows = [row for row in rows if row.facts.fired and _HARDLY <= row.facts.fired / row.facts.numbers_in <= _FEW]
+    sizes = {row.facts.module: row.facts.numbers_in // row.facts.calls // row.facts.inputs[0].shape[-1] for row in rows}
+    packed = adders(net, sizes, any(row.facts.saved for row in rows)) if rows else []
+    rows = [row for row in rows if row.facts.module in packed]
+    if not rows:
+        return ""
+    share = sum(row.facts.fired for row in rows) / sum(row.facts.numbers_in for row in rows)
+    gets, adds = ("gets", "it adds") if len(rows) == 1 else ("get", "they add")
+    return (
+        f"{_named(rows)} {gets} spikes in {100 * share:.1f} % of the inputs: behind sc.layers.pack(net) {adds} up the "
+        "weights of what fired, in place of a product with every input"
     )
 
 

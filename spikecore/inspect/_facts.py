@@ -47,6 +47,8 @@ class Facts:
     #: Numbers of the first input and of the output, of all calls; a step that is repeated counts once.
     numbers_in: int = 0
     numbers_out: int = 0
+    #: Numbers of the first input other than 0, of linear layers on a CPU.
+    fired: int = 0
     #: Time steps at once, 0 if unknown; whether they held the same; whether one was computed for all.
     steps: int = 0
     repeated: bool = False
@@ -118,6 +120,8 @@ class Layers:
         x = call.inputs[0] if call.inputs else None
         if x is not None:
             facts.numbers_in += _computed(x)
+            if type(call.layer) is nn.Linear and x.device.type == "cpu":
+                facts.fired += int((x != 0).sum())
         if call.number == 1:
             facts.inputs = tuple(map(_described, call.inputs))
             if x is not None and x.ndim:

@@ -24,7 +24,7 @@ from spikecore.layers._fusable import fusable
 from spikecore.layers._fuse import fuse, unfuse
 from spikecore.layers._norm_neuron import NormNeuron, NormPlace
 from spikecore.layers._packed import PackedConv2d, PackedLinear
-from spikecore.layers._packing import pack, packable, unpack
+from spikecore.layers._packing import adders, pack, packable, unpack
 from spikecore.layers._pooling import CompactAvgPool2d, CompactMaxPool2d, SumPool2d
 from spikecore.layers._psn import PSN, SlidingPSN
 from spikecore.layers._stateless import TEBN, TimeBatched, Voting, counts, makers, normalised, tdbn
@@ -63,6 +63,7 @@ __all__ = [
     "TimeBatched",
     "Tokens",
     "Voting",
+    "adders",
     "convolution",
     "counts",
     "fusable",

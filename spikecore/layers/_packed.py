@@ -8,6 +8,8 @@ each is enough. Rules of this module:
   without waiting for a device: on a CPU other numbers raise, elsewhere the gradient of the weight is NaN.
 - Packing and unpacking are two ops of torch, which ``torch.compile`` keeps as they are. A backend computes them.
 - Compiled graphs have dense products.
+- Where a backend adds rows, an input of a dense product is kept whole up to :data:`WHOLE` bytes: bits of a small one
+  take longer than its products.
 """
 
 from __future__ import annotations
@@ -37,6 +39,10 @@ from spikecore.dtypes import NAMES
 from spikecore.plugins.registry import Registry, default_registry
 from spikecore.plugins.selection import Request, Resolved, resolve
 
+#: Bytes of an input that is kept whole at most.
+WHOLE = 1 << 22
+#: Rows, steps times samples, for which a backend is asked if it adds rows at all.
+MANY = 1 << 12
 #: Stride, padding and dilation of a convolution, two numbers each, and groups; empty for a linear layer.
 Form = Sequence[int]
 
@@ -68,8 +74,8 @@ class PackedLinear(_Packed, nn.Linear):
     take a bit each. Numbers up to 3 take two bits, up to 15 four, up to 255 eight. Behind a sum of n spikes ``largest``
     is n; behind an average of four, ``largest=4, unit=0.25``. The input is float16, bfloat16, float32 or float64.
 
-    Other numbers raise ValueError on a CPU. On another device, where reading them would wait, the gradient of the
-    weight is NaN; outputs and the gradient of the input are right.
+    Other numbers raise ValueError on a CPU where they are kept as bits. On another device, where reading them would
+    wait, the gradient of the weight is NaN; outputs and the gradient of the input are right.
 
     The input is kept whole, as by ``nn.Linear``, for tensors of subclasses, within ``torch.func`` and
     ``torch.export``, and under modes that see every operation. It is not kept where the weight needs no gradient.
@@ -77,8 +83,9 @@ class PackedLinear(_Packed, nn.Linear):
     ``state_dict`` are those of ``nn.Linear``, and so are all other arguments.
 
     On a CPU with spikecore-numba a call that has few spikes adds up the columns of the weight for what fired, in the
-    order of the inputs, and so do its gradients. A dense product takes the others, and those that are compiled,
-    exported, transformed, or under autocast without gradients. Outputs and gradients are then torch's to rounding.
+    order of the inputs, and so do its gradients. A dense product takes the others, which keep an input of up to 4 MiB
+    whole, and those that are compiled, exported, transformed, or under autocast without gradients. Outputs and
+    gradients are then torch's to rounding.
 
     args, keywords: those of ``nn.Linear``.
     in_order: if true, every output is a sum in the order of the inputs, at any rate, so that single steps have the bits
@@ -99,10 +106,10 @@ class PackedLinear(_Packed, nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         """``[..., C] -> [..., D]``."""
         own = self._parameters
-        if not (torch.is_grad_enabled() or self.in_order or is_compiling()) and "weight" in own:
+        if not (self.in_order or is_compiling()) and input.is_cpu and "weight" in own:
             # a small product takes a few microseconds: its size is looked at before all else
-            size = input.numel(), self.in_features, self.out_features, input.dtype, torch.get_num_threads()
-            if _is_dense(*size, default_registry()):
+            size = input.numel(), self.in_features, self.out_features, input.dtype
+            if _is_plain(*size, torch.is_grad_enabled(), torch.get_num_threads(), default_registry()):
                 return F.linear(input, own["weight"], own["bias"])  # type: ignore[arg-type]  # there is a weight
         weight, bias = self.weight, self.bias
         y = None
@@ -158,11 +165,50 @@ def _is_constant(x: Tensor, weight: Tensor, bias: Optional[Tensor]) -> bool:
 
 def _kept(x: Tensor, weight: Tensor, bias: Optional[Tensor], spikes: Whole, form: Form, in_order: bool) -> Tensor:
     factors = _autocast(x, weight, bias)
-    if not is_compiling():
-        return _Kept.apply(*factors, *spikes, form, in_order)  # type: ignore[no-any-return]  # torch says nothing
-    if in_order:
-        raise _not_in_order(x)
-    return torch.ops.spikecore.kept(*factors, *spikes, form)  # type: ignore[no-any-return]  # the same
+    if is_compiling():
+        if in_order:
+            raise _not_in_order(x)
+        return torch.ops.spikecore.kept(*factors, *spikes, form)  # type: ignore[no-any-return]  # torch says nothing
+    made: List[Tensor] = []
+    if not form:
+        x, weight, bias = factors  # type: ignore[assignment]  # only the last one may be None
+        y = _rows(x.detach(), weight.detach().t(), None if bias is None else bias.detach(), in_order)
+        if y is not None:
+            made = [y]
+        elif in_order:
+            raise _not_in_order(x)
+        elif x.is_cpu and _is_whole(*_size(x, weight)):
+            return F.linear(x, weight, bias)
+    return _Kept.apply(*factors, *spikes, form, made)  # type: ignore[no-any-return]  # the same
+
+
+def _size(x: Tensor, weight: Tensor) -> Tuple[int, int, int, torch.dtype, int, Registry]:
+    return x.numel(), weight.shape[1], weight.shape[0], x.dtype, torch.get_num_threads(), default_registry()
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_plain(
+    numbers: int, count: int, width: int, dtype: torch.dtype, graph: bool, threads: int, registry: Registry
+) -> bool:
+    """True if a call on a CPU is that of ``nn.Linear`` by its size, for an input of so many numbers; ``graph``: with
+    gradients.
+    """
+    dense = not _adds(numbers, count, width, dtype, threads, registry, graph)
+    return dense and (not graph or _is_whole(numbers, count, width, dtype, threads, registry))
+
+
+def _is_whole(numbers: int, count: int, width: int, dtype: torch.dtype, threads: int, registry: Registry) -> bool:
+    """True if an input of a dense product is kept whole: a small one, where rows are added in some calls."""
+    small = numbers * dtype.itemsize <= WHOLE
+    return small and _adds(MANY * count, count, width, dtype, threads, registry, False)
+
+
+def _adds(
+    numbers: int, count: int, width: int, dtype: torch.dtype, threads: int, registry: Registry, bits: bool
+) -> bool:
+    """True if a CPU's backend may add rows for an input of so many numbers; ``bits``: for one that is kept as bits."""
+    backend = _chosen("cpu", registry).backend
+    return bool(backend.adds_rows(numbers // (count or 1), count, width, dtype, bits=bits))
 
 
 def _rows(x: Tensor, table: Tensor, bias: Optional[Tensor] = None, always: bool = False) -> Optional[Tensor]:
@@ -205,7 +251,7 @@ class _Kept(torch.autograd.Function):
         largest: int,
         unit: float,
         form: Form,
-        in_order: bool = False,
+        made: Sequence[Tensor] = (),
     ) -> Tensor:
         # the order of memory, so that what is unpacked has the strides of x
         order = memory_order(x)
@@ -213,10 +259,7 @@ class _Kept(torch.autograd.Function):
         ctx.save_for_backward(data, right, weight)
         ctx.about = (x.shape, order, largest, unit, x.dtype)
         ctx.form, ctx.sizes = form, None if bias is None else [bias.shape[0]]
-        y = _rows(x, weight.t(), bias, in_order) if not form and is_plain(x) else None
-        if y is None and in_order:
-            raise _not_in_order(x)
-        return _plain(x, weight, bias, largest, unit, form) if y is None else y
+        return made[0] if made else _plain(x, weight, bias, largest, unit, form)
 
     @staticmethod
     @once_differentiable
@@ -374,15 +417,11 @@ def lay(weight: Tensor, by_input: bool) -> None:
         weight.data = weight.data.t().contiguous().t() if by_input else weight.data.contiguous()
 
 
-def adds_rows(weight: Tensor, rows: int) -> bool:
-    """True if a backend may add columns of a weight for what fired in so many rows."""
-    return bool(_by_backend(weight.device.type, "adds_rows", rows, weight.shape[1], weight.shape[0], weight.dtype))
-
-
-@functools.lru_cache(maxsize=1024)
-def _is_dense(numbers: int, count: int, width: int, dtype: torch.dtype, threads: int, registry: Registry) -> bool:
-    """True if no backend of a CPU adds rows for an input of so many numbers, with so many threads."""
-    return not _chosen("cpu", registry).backend.adds_rows(numbers // (count or 1), count, width, dtype)
+def adds_rows(weight: Tensor, rows: int, bits: bool = False) -> bool:
+    """True if a backend may add columns of a weight for what fired in so many rows; ``bits``: kept as bits."""
+    count, width, dtype = weight.shape[1], weight.shape[0], weight.dtype
+    backend = _chosen(weight.device.type, default_registry()).backend
+    return bool(backend.adds_rows(rows, count, width, dtype, bits=bits))
 
 
 def as_kind(module: nn.Module, kind: Type[nn.Module], spikes: Optional[Whole] = None) -> nn.Module:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from spikecore._base.bits import BYTE, Whole, added, averaged, multiplied
-from spikecore.context import require_compiler
+from spikecore.context import COMPILES, require_compiler
 from spikecore.core.checks import check_network
 from spikecore.core.modules import calls_as, pair, replace_modules
 from spikecore.core.neuron import Neuron
@@ -20,14 +20,12 @@ from spikecore.graph import Call, Graph, computed_by, read_parts
 from spikecore.lang.node import largest_count
 from spikecore.layers._blocks import Tokens
 from spikecore.layers._norm_neuron import NormNeuron
-from spikecore.layers._packed import PackedConv2d, PackedLinear, adds_rows, as_kind, lay
+from spikecore.layers._packed import MANY, PackedConv2d, PackedLinear, adds_rows, as_kind, lay
 
 #: Torch's layers, and those that take their place.
 _PACKED: Mapping[Type[nn.Module], Type[nn.Module]] = {nn.Linear: PackedLinear, nn.Conv2d: PackedConv2d}
 #: Layers that give some of the numbers that they get, or 0, as often as may be.
 _KEEPING = (nn.Identity, nn.Flatten, nn.Unflatten, nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, Tokens)
-#: Rows, steps times samples, for which a backend is asked if it adds rows at all.
-MANY = 1 << 12
 _PRODUCTS = (operator.mul, operator.imul, torch.mul, "mul", "mul_")
 
 
@@ -101,6 +99,12 @@ def is_packed(net: nn.Module) -> bool:
 def packable(net: nn.Module) -> Dict[nn.Module, Whole]:
     """The layers that :func:`pack` changes, and what goes into each: for a ``NormNeuron``, as its shortcut."""
     return _packable(net)[0]
+
+
+def adders(net: nn.Module, rows: Mapping[nn.Module, int], training: bool) -> List[nn.Module]:
+    """The linear layers that :func:`pack` changes and that then may add up what fired, of inputs of so many rows."""
+    linear = [layer for layer in packable(net) if type(layer) is nn.Linear and layer in rows] if COMPILES else []
+    return [layer for layer in linear if adds_rows(layer.weight, rows[layer], training)]
 
 
 def _packable(net: nn.Module) -> Tuple[Dict[nn.Module, Whole], List[str]]:

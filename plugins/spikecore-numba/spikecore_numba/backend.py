@@ -14,7 +14,7 @@ from spikecore_numba import CAPABILITIES
 from spikecore_numba.launches import Backward, Forward
 from spikecore_numba.normalising import Correction, Statistics
 from spikecore_numba.packing import Packer
-from spikecore_numba.rows import product, share
+from spikecore_numba.rows import pays_for_bits, product, share
 from spikecore_numba.source import print_kernel
 from spikecore_numba.writer import BLOCK
 
@@ -60,8 +60,10 @@ class NumbaBackend(KernelBackend):
     def unpack(self, bits: Bits, whole: Whole, count: int, dtype: torch.dtype) -> Tensor:
         return _packer.unpack(bits, whole, count, dtype)
 
-    def adds_rows(self, rows: int, count: int, width: int, dtype: torch.dtype) -> bool:
-        return share(rows, count, width, dtype, torch.get_num_threads()) > 0
+    def adds_rows(self, rows: int, count: int, width: int, dtype: torch.dtype, *, bits: bool = False) -> bool:
+        threads = torch.get_num_threads()
+        pays = not bits or pays_for_bits(rows, count, width, dtype, threads)
+        return pays and share(rows, count, width, dtype, threads) > 0
 
     def sparse_product(
         self, x: Tensor, table: Tensor, bias: Optional[Tensor] = None, always: bool = False

@@ -63,6 +63,8 @@ CALL_BY_COLUMNS, SUMMED = 10_000, 0.1
 SHORT, ANY = 300_000, 0.3
 #: What of a dense product one thread does alone.
 ALONE = 30_000
+#: Of keeping an input as bits for backward: of a call, and of a number. Rows pay for that at a share of TYPICAL.
+BITS_CALL, BITS, TYPICAL = 150_000, 0.5, 0.05
 #: The largest share of numbers other than 0.
 LARGEST = 0.4
 
@@ -85,11 +87,34 @@ def share(
     """The largest share of numbers other than 0 for which rows are added: of ``x [rows, count]``, for ``x @ table``
     ``[rows, width]``, or with ``by_columns`` for ``x.t() @ table`` ``[count, width]``. 0 for none.
     """
+    found = _estimate(rows, count, width, dtype, threads, copied, by_columns)
+    if found is None:
+        return 0.0
+    dense, own, added = found
+    largest = min(LARGEST, (MARGIN * dense - own) / added)
+    return 0.0 if dense < SHORT and largest < ANY else max(0.0, largest)
+
+
+@functools.lru_cache(maxsize=256)
+def pays_for_bits(rows: int, count: int, width: int, dtype: torch.dtype, threads: int = 1) -> bool:
+    """True if output and gradient of the weight by rows save what it takes to keep ``x [rows, count]`` as bits."""
+    saved = 0.0
+    for by_columns in (False, True):
+        found = _estimate(rows, count, width, dtype, threads, False, by_columns)
+        dense, own, added = found or (0.0, 0.0, 0.0)
+        saved += max(0.0, dense - own - TYPICAL * added)
+    return saved > BITS_CALL + BITS * rows * count
+
+
+def _estimate(
+    rows: int, count: int, width: int, dtype: torch.dtype, threads: int, copied: bool, by_columns: bool
+) -> Optional[Tuple[float, float, float]]:
+    """Nanoseconds of a dense product, of one by rows without additions, and of all additions; None if not known."""
     name = str(dtype)[6:]
     cost = COSTS.get("bfloat16 with AMX" if name == "bfloat16" and _has_amx() else name)
     work = rows * count * width
     if cost is None or not work:
-        return 0.0
+        return None
     # each sum has as many summands as the table has rows
     sums, summands = (count, rows) if by_columns else (rows, count)
     dense = cost.call + work * ((cost.few if sums <= FEW else cost.many) + cost.first / sums)
@@ -103,8 +128,7 @@ def share(
         own += CALL
     size = summands * width * torch.finfo(dtype).bits // 8
     added = next(each for power, each in cost.added.items() if size <= 1 << power)
-    largest = min(LARGEST, (MARGIN * dense - own) / (work * added / parts))
-    return 0.0 if dense < SHORT and largest < ANY else max(0.0, largest)
+    return dense, own, work * added / parts
 
 
 @functools.lru_cache(maxsize=None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from typing import Any, Iterator, List
 
 import pytest
@@ -176,13 +177,40 @@ def test_the_number_of_threads_changes_no_bit(threads: int) -> None:
 # -- when rows are added
 
 
-@pytest.mark.parametrize(("rows", "rate", "expected"), [(1, 0.05, True), (64, 0.05, True), (64, 0.9, False)])
-def test_the_rule_looks_at_the_rate(rows: int, rate: float, expected: bool) -> None:
-    """With and without gradients."""
+@pytest.mark.parametrize(
+    ("rows", "rate", "training", "alone"), [(1, 0.05, False, True), (64, 0.05, True, True), (64, 0.9, False, False)]
+)
+def test_the_rule_looks_at_the_rate(rows: int, rate: float, training: bool, alone: bool) -> None:
+    """With gradients, where rows have to pay for the bits that are kept, and without."""
     linear, x = layer(1024, 1024), spikes(rows, 1024, rate=rate)
-    assert takes_rows(linear, x) is expected
+    assert takes_rows(linear, x) is training
     with torch.no_grad():
-        assert takes_rows(linear, x) is expected
+        assert takes_rows(linear, x) is alone
+
+
+@pytest.mark.parametrize(
+    ("rows", "rate", "whole"), [(4, 0.05, True), (1000, 0.05, False), (1000, 0.9, True), (2000, 0.9, False)]
+)
+def test_small_inputs_of_dense_products_are_kept_whole(rows: int, rate: float, whole: bool) -> None:
+    """Up to 4 MiB, with torch's gradients; where rows are added, and of larger inputs, bits are kept. What is kept
+    whole may be other numbers.
+    """
+    linear, x = layer(1024, 512), spikes(rows, 1024, rate=rate).requires_grad_()
+    saved: List[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda value: saved.append(value) or value, lambda value: value):
+        y = linear(x)
+    assert any(value.numel() == x.numel() and value.dtype == x.dtype for value in saved) is whole
+    plain = nn.Linear(1024, 512)
+    plain.load_state_dict(linear.state_dict())
+    inputs, own = ([each, *net.parameters()] for each, net in ((x, linear), (x, plain)))
+    found = torch.autograd.grad(y.square().sum(), inputs)
+    for mine, its in zip(found, torch.autograd.grad(plain(x).square().sum(), own)):
+        torch.testing.assert_close(mine, its, rtol=1e-4, atol=1e-3)
+    if whole:
+        assert linear(x * 0.3).requires_grad
+    else:
+        with pytest.raises(ValueError, match="is not what its layer was said to get"):
+            linear(x * 0.3)
 
 
 @pytest.mark.parametrize(("rate", "expected"), [(0.05, True), (0.9, False)])
@@ -242,6 +270,20 @@ def test_what_traces_a_call_sees_a_dense_product() -> None:
 
 
 # -- in networks
+
+
+@pytest.mark.parametrize(("rate", "grad", "advised"), [(0.02, True, True), (0.02, False, True), (0.3, True, False)])
+def test_explain_advises_to_pack(rate: float, grad: bool, advised: bool) -> None:
+    """Where linear layers behind neurons have few spikes and sizes for which rows are added; not once packed."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 512), sc.LIF(threshold=1.0), nn.Linear(512, 512), sc.LI(), nn.Linear(512, 8))
+    net.requires_grad_(grad)
+    x = torch.randn(60, 32, 4)
+    sc.functional.calibrate(net, x, rate=rate)
+    sentence = r"2 \(Linear\) gets spikes in [12]\.\d % of the inputs: behind sc.layers.pack\(net\) it adds up"
+    found = [text for text in sc.explain(net, x).advice if re.match(sentence, text)]
+    assert len(found) == advised
+    assert not any("pack(net)" in text for text in sc.explain(sc.layers.pack(net), x).advice)
 
 
 def test_pack_lays_weights_by_input_and_unpack_as_they_were() -> None:
