@@ -80,8 +80,18 @@ def unfolded(y: Tensor, steps: int, batch: int) -> Tensor:
     return y.unsqueeze(0) if steps == 1 == batch else y.view(steps, batch, *y.shape[1:])
 
 
-#: Layouts of images with channels last, by their number of dimensions.
+#: Layouts of images with channels last, by their number of dimensions; torch has none for one.
 CHANNELS_LAST = {2: torch.channels_last, 3: torch.channels_last_3d}
+
+
+def laid_last(x: Tensor) -> Tensor:
+    """``x [B, C, ...]``, or a copy of it, with its channels last in memory."""
+    memory_format = CHANNELS_LAST.get(x.ndim - 2)
+    return (
+        x.movedim(1, -1).contiguous().movedim(-1, 1)
+        if memory_format is None
+        else x.contiguous(memory_format=memory_format)
+    )
 
 
 def channels_last(inputs: Any, dims: int) -> Any:
@@ -91,7 +101,7 @@ def channels_last(inputs: Any, dims: int) -> Any:
 
     def laid_out(x: Tensor) -> Tensor:
         if x.layout == torch.strided and x.ndim == dims + 2:
-            return x.contiguous(memory_format=CHANNELS_LAST[dims])
+            return laid_last(x)
         if x.layout == torch.strided and x.ndim == dims + 3:
             return x.movedim(2, -1).contiguous().movedim(-1, 2)
         return x

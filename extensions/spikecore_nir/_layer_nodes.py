@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from spikecore.core.modules import pair
-from spikecore.layers import PackedConv2d, PackedLinear, SumPool2d
+from spikecore.layers import ChannelsLastConv1d, PackedConv1d, PackedConv2d, PackedLinear, SumPool2d
 from spikecore.words import a_kind
 from spikecore_nir._file import Refused, content_of, metadata_of, metadata_of_neuron, package, rebuilt
 from spikecore_nir._neuron_nodes import Reading, Writing, unsaid_surrogate
@@ -242,7 +242,12 @@ class Kind(NamedTuple):
 
 KINDS = (
     Kind((nn.Linear, PackedLinear), ("Affine", "Linear"), _write_linear, _read_linear),
-    Kind((nn.Conv1d, nn.Conv2d, PackedConv2d), ("Conv1d", "Conv2d"), _write_conv, _read_conv),
+    Kind(
+        (nn.Conv1d, ChannelsLastConv1d, PackedConv1d, nn.Conv2d, PackedConv2d),
+        ("Conv1d", "Conv2d"),
+        _write_conv,
+        _read_conv,
+    ),
     Kind((nn.AvgPool2d, SumPool2d), ("AvgPool2d", "SumPool2d"), _write_pool, _read_pool),
     Kind(
         (nn.Flatten,),

@@ -286,14 +286,14 @@ def layer_of(module: nn.Module) -> Optional[Type[nn.Module]]:
     """The class of torch or spikecore that says all that a module computes; None for a module of another kind.
 
     A subclass counts as its base where it overrides nothing of it but ``__init__`` and ``reset_parameters``; a layer
-    that ``torch.nn.utils.parametrize`` changed counts as what it was. Hooks are another question:
-    :attr:`Call.is_hooked`.
+    that ``torch.nn.utils.parametrize`` changed counts as what it was, and a class with an attribute ``computes`` as the
+    class that this names. Hooks are another question: :attr:`Call.is_hooked`.
     """
     bases = parametrize.type_before_parametrizations(module).__mro__
     own = {*module._parameters, *module._buffers, *module._modules, *vars(module)}
     for number, base in enumerate(bases):
         if base.__module__.startswith(("torch.nn.", "torch.ao.nn.", "spikecore.")):
-            return None if base is nn.Module else base
+            return None if base is nn.Module else vars(base).get("computes", base)
         inherited = {name for other in bases[number + 1 : -1] for name in vars(other)}
         if not vars(base).keys() & (inherited | own) <= _HARMLESS:
             return None

@@ -32,7 +32,9 @@ from spikecore.layers import (
     Delay,
     NormNeuron,
     NormPlace,
+    PackedConv1d,
     PackedConv2d,
+    PackedConv3d,
     PackedLinear,
 )
 from spikecore.neurons import Recurrent
@@ -46,8 +48,7 @@ Loss = Optional[Callable[[Any], Tensor]]
 _KEEPS: Mapping[Type[nn.Module], str] = {
     CompactMaxPool2d: "keeps a byte for each maximum",
     CompactAvgPool2d: "keeps nothing",
-    PackedLinear: "keeps its input as bits",
-    PackedConv2d: "keeps its input as bits",
+    **dict.fromkeys((PackedLinear, PackedConv1d, PackedConv2d, PackedConv3d), "keeps its input as bits"),
 }
 _ADDS = {"": "", "before": ", and adds a shortcut before it", "after": ", and adds a shortcut to its spikes"}
 #: Layers that give numbers of their input, and compute none.

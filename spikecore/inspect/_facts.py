@@ -11,15 +11,16 @@ from torch import Tensor, nn
 
 from spikecore.core.modules import time_makers
 from spikecore.core.neuron import Neuron
+from spikecore.graph import CONVOLUTIONS
 from spikecore.inspect.record import Call, Run, neuron_of, spiking_outputs, stateful_of
 from spikecore.lang import Node, topological
 from spikecore.lang.node import largest_count
-from spikecore.layers import NormNeuron
+from spikecore.layers import ChannelsLastConv1d, NormNeuron
 from spikecore.neurons import Recurrent
 from spikecore.plugins.selection import REFERENCE
 
 #: Layers that have a form which keeps spikes as bits.
-_PACKABLE = (nn.Linear, nn.Conv2d)
+_PACKABLE = (nn.Linear, ChannelsLastConv1d, *CONVOLUTIONS)
 
 
 class Described(NamedTuple):

@@ -19,12 +19,18 @@ from spikecore.layers._blocks import (
     convolution,
     linear,
 )
+from spikecore.layers._channels_last import (
+    ChannelsLastBatchNorm1d,
+    ChannelsLastConv1d,
+    channels_first,
+    channels_last,
+)
 from spikecore.layers._dropout import SequenceDropout
 from spikecore.layers._fusable import fusable
 from spikecore.layers._fuse import fuse, unfuse
 from spikecore.layers._norm_neuron import NormNeuron, NormPlace
-from spikecore.layers._packed import PackedConv2d, PackedLinear
-from spikecore.layers._packing import adders, pack, packable, unpack
+from spikecore.layers._packed import PackedConv1d, PackedConv2d, PackedConv3d, PackedLinear
+from spikecore.layers._packing import adders, is_packed, pack, packable, unpack
 from spikecore.layers._pooling import CompactAvgPool2d, CompactMaxPool2d, SumPool2d
 from spikecore.layers._psn import PSN, SlidingPSN
 from spikecore.layers._stateless import TEBN, TimeBatched, Voting, counts, makers, normalised, tdbn
@@ -39,6 +45,8 @@ __all__ = [
     "SLSTM",
     "TEBN",
     "Between",
+    "ChannelsLastBatchNorm1d",
+    "ChannelsLastConv1d",
     "CompactAvgPool2d",
     "CompactMaxPool2d",
     "Delay",
@@ -50,7 +58,9 @@ __all__ = [
     "MeanOfTokens",
     "NormNeuron",
     "NormPlace",
+    "PackedConv1d",
     "PackedConv2d",
+    "PackedConv3d",
     "PackedLinear",
     "SConv2dLSTM",
     "SEWBlock",
@@ -64,10 +74,13 @@ __all__ = [
     "Tokens",
     "Voting",
     "adders",
+    "channels_first",
+    "channels_last",
     "convolution",
     "counts",
     "fusable",
     "fuse",
+    "is_packed",
     "is_plain_norm",
     "linear",
     "makers",

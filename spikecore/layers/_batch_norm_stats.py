@@ -6,6 +6,7 @@ and batch together.
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
 
 import torch
@@ -126,10 +127,20 @@ def normalised(norm: Any, x: Tensor, channel_dim: int, one_step: bool) -> Tensor
     it.
     """
     # not norm(x): hooks of a module that a kernel may compute are called in no case
-    forward: Callable[[Any, Tensor], Tensor] = kind_of(norm).forward
+    forward = functools.partial(kind_of(norm).forward, norm)
     if channel_dim == -1:
-        return forward(norm, x.flatten(0, -2)).reshape(x.shape)
-    return forward(norm, x) if one_step else unfolded(forward(norm, folded(x)), x.shape[0], x.shape[1])
+        return forward(x.flatten(0, -2)).reshape(x.shape)
+    return where_it_lies(forward, x) if one_step else unfolded(where_it_lies(forward, folded(x)), *x.shape[:2])
+
+
+def where_it_lies(forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """``forward(x)`` of a batch normalisation. Torch's of ``[B, C, L]`` copies what lies as ``[B, L, C]``, or reads it
+    slowly; of the matrix ``[B L, C]`` it does neither.
+    """
+    if x.ndim != 3 or x.is_contiguous() or not x.transpose(1, 2).is_contiguous():
+        return forward(x)
+    batch, channels, length = x.shape
+    return forward(x.transpose(1, 2).view(batch * length, channels)).view(batch, length, channels).transpose(1, 2)
 
 
 def constants(

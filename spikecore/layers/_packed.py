@@ -43,13 +43,15 @@ from spikecore.plugins.selection import Request, Resolved, resolve
 WHOLE = 1 << 22
 #: Rows, steps times samples, for which a backend is asked if it adds rows at all.
 MANY = 1 << 12
-#: Stride, padding and dilation of a convolution, two numbers each, and groups; empty for a linear layer.
+#: Stride, padding and dilation of a convolution, a number for each dimension, and groups; empty for a linear layer.
 Form = Sequence[int]
 
 
 class _Packed(nn.Module):
-    """Base of both layers, beside torch's classes."""
+    """Base of all layers, beside torch's classes."""
 
+    #: The class that :func:`spikecore.layers.unpack` puts in its place.
+    plain: Type[nn.Module]
     #: Range of the input.
     spikes: Whole
     #: True if every output is to be a sum in the order of the inputs.
@@ -97,6 +99,8 @@ class PackedLinear(_Packed, nn.Linear):
     128, and :class:`spikecore.backend.Unsupported` for torch before 2.6.
     """
 
+    computes = plain = nn.Linear
+
     def __init__(
         self, *args: Any, largest: int = 1, unit: float = 1.0, in_order: bool = False, **keywords: Any
     ) -> None:
@@ -123,7 +127,45 @@ class PackedLinear(_Packed, nn.Linear):
         return F.linear(input, weight, bias) if y is None else y
 
 
-class PackedConv2d(_Packed, nn.Conv2d):
+class _PackedConvolution(_Packed):
+    """Base of the convolutions."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """``[B, C, ...] -> [B, D, ...]``, or ``[C, ...] -> [D, ...]``."""
+        conv: Any = self
+        weight, bias, dims = conv.weight, conv.bias, conv.weight.ndim - 2
+        if input.ndim not in (dims + 1, dims + 2) or not _keeps(input, weight):
+            return super().forward(input)  # type: ignore[misc, no-any-return]  # torch's
+        padding: Any = conv.padding
+        if conv.padding_mode != "zeros" or isinstance(padding, str):
+            mode = "constant" if conv.padding_mode == "zeros" else conv.padding_mode
+            input, padding = F.pad(input, conv._reversed_padding_repeated_twice, mode), (0,) * dims
+        x = input if input.ndim == dims + 2 else input.unsqueeze(0)
+        form = [*conv.stride, *padding, *conv.dilation, conv.groups]
+        if dims > 1:
+            y = _kept(x, weight, bias, self.spikes, form, False)
+        elif is_product(conv) and conv.stride == (1,) and x.transpose(1, 2).is_contiguous():
+            y = _kept(x.transpose(1, 2), weight.squeeze(2), bias, self.spikes, [], False).transpose(1, 2)
+        else:
+            form = [1, form[0], 0, form[1], 1, *form[2:]]
+            y = _kept(x.unsqueeze(2), weight.unsqueeze(2), bias, self.spikes, form, False).squeeze(2)
+        return y if input.ndim == dims + 2 else y.squeeze(0)
+
+
+class PackedConv1d(_PackedConvolution, nn.Conv1d):
+    """``nn.Conv1d`` that keeps its input as bits for backward, in every way as :class:`PackedConv2d`.
+
+    It is computed in two dimensions, one of which is 1, so that it keeps the layout of a channels-last input
+    (:func:`spikecore.layers.channels_last`).
+
+    args, keywords: those of ``nn.Conv1d``.
+    largest, unit: as of :class:`PackedLinear`.
+    """
+
+    computes = plain = nn.Conv1d
+
+
+class PackedConv2d(_PackedConvolution, nn.Conv2d):
     """``nn.Conv2d`` that keeps its input as bits for backward, in every way as :class:`PackedLinear`.
 
     With ``padding="same"`` and a kernel of an even size gradients are torch's to rounding. On a GPU the gradient of the
@@ -133,19 +175,22 @@ class PackedConv2d(_Packed, nn.Conv2d):
     largest, unit: as of :class:`PackedLinear`.
     """
 
-    def forward(self, input: Tensor) -> Tensor:
-        """``[B, C, H, W] -> [B, D, H', W']``, or ``[C, H, W] -> [D, H', W']``."""
-        weight, bias = self.weight, self.bias
-        if input.ndim not in (3, 4) or not _keeps(input, weight):
-            return super().forward(input)
-        padding: Any = self.padding
-        if self.padding_mode != "zeros" or isinstance(padding, str):
-            mode = "constant" if self.padding_mode == "zeros" else self.padding_mode
-            input, padding = F.pad(input, self._reversed_padding_repeated_twice, mode), (0, 0)
-        form = [*self.stride, *padding, *self.dilation, self.groups]
-        if input.ndim == 3:
-            return _kept(input.unsqueeze(0), weight, bias, self.spikes, form, False).squeeze(0)
-        return _kept(input, weight, bias, self.spikes, form, False)
+    computes = plain = nn.Conv2d
+
+
+class PackedConv3d(_PackedConvolution, nn.Conv3d):
+    """``nn.Conv3d`` that keeps its input as bits for backward, in every way as :class:`PackedConv2d`.
+
+    args, keywords: those of ``nn.Conv3d``.
+    largest, unit: as of :class:`PackedLinear`.
+    """
+
+    computes = plain = nn.Conv3d
+
+
+def is_product(conv: Any) -> bool:
+    """True if a convolution of one dimension is a product over the channels of each place that it takes."""
+    return bool(conv.kernel_size == (1,) and conv.padding in ((0,), "same", "valid") and conv.groups == 1)
 
 
 def _keeps(x: Tensor, weight: Tensor) -> bool:
@@ -271,11 +316,14 @@ class _Kept(torch.autograd.Function):
 
 
 def _plain(x: Tensor, weight: Tensor, bias: Optional[Tensor], largest: int, unit: float, form: Form) -> Tensor:
-    return F.conv2d(x, weight, bias, *_parts(form)) if form else F.linear(x, weight, bias)
+    if not form:
+        return F.linear(x, weight, bias)
+    return (F.conv2d if x.ndim == 4 else F.conv3d)(x, weight, bias, *_parts(form))
 
 
 def _parts(form: Form) -> Tuple[Any, Any, Any, int]:
-    return form[:2], form[2:4], form[4:6], form[6]
+    dims = len(form) // 3
+    return form[:dims], form[dims : 2 * dims], form[2 * dims : 3 * dims], form[3 * dims]
 
 
 def _of_linear(ctx: Any, saved: Sequence[Tensor], grad: Tensor) -> Tuple[Optional[Tensor], ...]:
@@ -298,7 +346,7 @@ def _of_convolution(ctx: Any, saved: Sequence[Tensor], grad: Tensor) -> Tuple[Op
     weight, wants = saved[2], list(ctx.needs_input_grad[:3])
     stride, padding, dilation, groups = _parts(ctx.form)
     apart = grad.is_cuda and wants[0]
-    how = (stride, padding, dilation, False, [0, 0], groups, [wants[0] and not apart, *wants[1:]])
+    how = (stride, padding, dilation, False, [0] * len(stride), groups, [wants[0] and not apart, *wants[1:]])
     gradients = torch.ops.aten.convolution_backward(grad, _restored(saved, ctx.about), weight, ctx.sizes, *how)
     of_input = _of_input(grad, weight, ctx.about[0], ctx.form) if apart else gradients[0]
     return of_input, gradients[1], gradients[2] if wants[2] else None
@@ -316,7 +364,8 @@ def _of_input(grad: Tensor, weight: Tensor, shape: torch.Size, form: Form) -> Te
     rest = [size - least for size, least in zip(shape[2:], reached)]
     # a caller may run backward under autocast
     with no_autocast(grad.device.type):
-        return F.conv_transpose2d(grad, weight, None, stride, padding, rest, groups, dilation)
+        back = F.conv_transpose2d if grad.ndim == 4 else F.conv_transpose3d
+        return back(grad, weight, None, stride, padding, rest, groups, dilation)
 
 
 def _restored(saved: Sequence[Tensor], about: Any) -> Tensor:
@@ -427,7 +476,8 @@ def adds_rows(weight: Tensor, rows: int, bits: bool = False) -> bool:
 def as_kind(module: nn.Module, kind: Type[nn.Module], spikes: Optional[Whole] = None) -> nn.Module:
     """The same layer as another kind: parameters and hooks are those of ``module``."""
     made: Any = kind.__new__(kind)
-    vars(made).update({name: value for name, value in vars(module).items() if name not in ("spikes", "in_order")})
+    own = ("spikes", "in_order", "plain")
+    vars(made).update({name: value for name, value in vars(module).items() if name not in own})
     if spikes is not None:
-        made.spikes = spikes
+        made.spikes, made.plain = spikes, type(module)
     return made  # type: ignore[no-any-return]  # of this kind

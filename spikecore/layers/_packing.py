@@ -19,11 +19,27 @@ from spikecore.core.neuron import Neuron
 from spikecore.graph import Call, Graph, computed_by, read_parts
 from spikecore.lang.node import largest_count
 from spikecore.layers._blocks import Tokens
+from spikecore.layers._channels_last import ChannelsLastConv1d
 from spikecore.layers._norm_neuron import NormNeuron
-from spikecore.layers._packed import MANY, PackedConv2d, PackedLinear, adds_rows, as_kind, lay
+from spikecore.layers._packed import (
+    MANY,
+    PackedConv1d,
+    PackedConv2d,
+    PackedConv3d,
+    PackedLinear,
+    adds_rows,
+    as_kind,
+    lay,
+)
 
 #: Torch's layers, and those that take their place.
-_PACKED: Mapping[Type[nn.Module], Type[nn.Module]] = {nn.Linear: PackedLinear, nn.Conv2d: PackedConv2d}
+_PACKED: Mapping[Type[nn.Module], Type[nn.Module]] = {
+    nn.Linear: PackedLinear,
+    nn.Conv1d: PackedConv1d,
+    ChannelsLastConv1d: PackedConv1d,
+    nn.Conv2d: PackedConv2d,
+    nn.Conv3d: PackedConv3d,
+}
 #: Layers that give some of the numbers that they get, or 0, as often as may be.
 _KEEPING = (nn.Identity, nn.Flatten, nn.Unflatten, nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, Tokens)
 _PRODUCTS = (operator.mul, operator.imul, torch.mul, "mul", "mul_")
@@ -32,7 +48,8 @@ _PRODUCTS = (operator.mul, operator.imul, torch.mul, "mul", "mul_")
 def pack(net: nn.Module, in_order: bool = False) -> nn.Module:
     """Put :class:`spikecore.layers.PackedLinear` and ``PackedConv2d`` into ``net`` behind neurons; gives ``net`` back.
 
-    In the place of an ``nn.Linear`` or an ``nn.Conv2d`` that gets spikes in all of its calls. Known are the outputs of
+    In the place of a linear layer or a convolution (``nn.Linear``, ``nn.Conv1d``, ``nn.Conv2d``, ``nn.Conv3d``,
+    ``sc.layers.ChannelsLastConv1d``) that gets spikes in all of its calls. Known are the outputs of
     spiking neurons, followed through the network and every ``forward`` that :func:`spikecore.graph.read` can follow:
     through identities, changes of shape, slices, maximum pooling, average pooling of windows of 2, 4, 8 and so on, and
     sums and products of spikes, which take two, four or eight bits. Elsewhere write
@@ -67,7 +84,7 @@ def pack(net: nn.Module, in_order: bool = False) -> nn.Module:
     if not layers and not is_packed(net):
         why = f": {'; '.join(reasons[:2])}" if reasons else ""
         warnings.warn(
-            f"sc.layers.pack(net) found no nn.Linear or nn.Conv2d behind a spiking neuron{why}. Where you know an "
+            f"sc.layers.pack(net) found no linear layer or convolution behind a spiking neuron{why}. Where you know an "
             "input to be spikes, write sc.layers.PackedLinear or sc.layers.PackedConv2d",
             RuntimeWarning,
             stacklevel=2,
@@ -76,14 +93,13 @@ def pack(net: nn.Module, in_order: bool = False) -> nn.Module:
 
 
 def unpack(net: nn.Module) -> nn.Module:
-    """Put ``nn.Linear`` and ``nn.Conv2d`` back in the place of packed layers, wherever they came from; gives ``net``.
+    """Put the plain layers back in the place of packed ones, wherever they came from; gives ``net``.
 
     Raises TypeError for what is no module.
     """
     check_network("sc.unpack", net)
-    plain = {packed: kind for kind, packed in _PACKED.items()}
-    packed = [module for module in net.modules() if type(module) in plain]
-    replace_modules(net, {old: as_kind(old, plain[type(old)]) for old in packed})
+    packed: List[Any] = [module for module in net.modules() if type(module) in _PACKED.values()]
+    replace_modules(net, {old: as_kind(old, old.plain) for old in packed})
     for linear in [module for module in packed if type(module) is PackedLinear]:
         lay(linear.weight, by_input=False)
     for module in net.modules():

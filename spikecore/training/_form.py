@@ -18,17 +18,18 @@ from torch import Tensor, nn
 from torch.optim import optimizer as _torch_optimizer
 
 from spikecore.backend import Unsupported
-from spikecore.batches import CHANNELS_LAST, channels_last, flattened, run_network
+from spikecore.batches import channels_last, flattened, run_network
 from spikecore.context import COMPILES
 from spikecore.core.modules import is_compiled, is_shard
-from spikecore.layers import PackedConv2d, PackedLinear, pack
+from spikecore.layers import channels_last as lay_channels_last
+from spikecore.layers import is_packed, pack
 from spikecore.parallel import Pipeline
 from spikecore.training._steps import TrainingOptions
 
 #: Outcome of an option that was not asked for, and of one that is used.
 NOT_ASKED, USED = "not asked for", "used"
 #: Convolutions by their number of dimensions.
-_CONVOLUTIONS = {2: (nn.Conv2d, nn.ConvTranspose2d), 3: (nn.Conv3d, nn.ConvTranspose3d)}
+_CONVOLUTIONS = {1: nn.Conv1d, 2: (nn.Conv2d, nn.ConvTranspose2d), 3: (nn.Conv3d, nn.ConvTranspose3d)}
 #: Optimisers whose updates are compiled. Of others, and of classes derived from these, it is not known that a compiled
 #: update is theirs.
 _KNOWN = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
@@ -131,11 +132,11 @@ class Form:
     def lay_out_states(self) -> None:
         """Have the states of the optimiser lie as their weights: fused updates want the same strides."""
         for group in self._optimizer.param_groups if self._optimizer is not None and self._dims else ():
-            for weight in [weight for weight in group["params"] if weight.ndim == self._dims + 2]:
+            for weight in [weight for weight in group["params"] if weight.ndim > 2]:
                 states = self._optimizer.state.get(weight, {})
                 for name, value in states.items():
-                    if isinstance(value, Tensor) and value.shape == weight.shape:
-                        states[name] = value.contiguous(memory_format=CHANNELS_LAST[self._dims])
+                    if isinstance(value, Tensor) and value.shape == weight.shape and value.stride() != weight.stride():
+                        states[name] = torch.empty_like(weight, dtype=value.dtype).copy_(value)
 
     def attempt(self, work: Callable[[], Any], inputs: Any, captured: bool) -> Any:
         """The result of ``work``, which runs the network on ``inputs``, compiled or not.
@@ -202,8 +203,8 @@ class Form:
     def _use_channels_last(self) -> str:
         modules = list(self.net.modules())
         kinds = [dims for dims, kind in _CONVOLUTIONS.items() if any(isinstance(module, kind) for module in modules)]
-        if len(kinds) != 1:
-            return "the network has no convolutions of two dimensions, nor of three alone"
+        if not kinds:
+            return "the network has no convolution"
         if any(isinstance(module, nn.parallel.DistributedDataParallel) for module in modules):
             return (
                 "DistributedDataParallel has laid out its buckets already; convert the network before it is wrapped, "
@@ -217,11 +218,8 @@ class Form:
                 "torch before July 2026 gives the gradient of a padded nn.AvgPool2d that is channels-last to the wrong "
                 "pixels (pytorch/pytorch issue 188344)"
             )
-        self._dims = kinds[0]
-        for module in modules:
-            weight = module._parameters.get("weight") if isinstance(module, _CONVOLUTIONS[self._dims]) else None
-            if weight is not None:  # there is none where a parametrization computes it
-                weight.data = weight.data.contiguous(memory_format=CHANNELS_LAST[self._dims])
+        self._dims = kinds[-1]
+        lay_channels_last(self.net)
         self.lay_out_states()
         return ""
 
@@ -248,10 +246,10 @@ class Form:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # that there is no such layer is said here
             pack(self.net)
-        if any(isinstance(module, (PackedConv2d, PackedLinear)) for module in self.net.modules()):
+        if is_packed(self.net):
             return ""
         return (
-            "no nn.Linear or nn.Conv2d of it stands behind a spiking neuron in an nn.Sequential or in a "
+            "no linear layer or convolution of it stands behind a spiking neuron in an nn.Sequential or in a "
             "forward that torch.fx can trace; elsewhere write sc.layers.PackedLinear or sc.layers.PackedConv2d"
         )
 

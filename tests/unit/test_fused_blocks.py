@@ -278,7 +278,7 @@ def test_a_sum_with_a_factor_is_not_packed_as_a_sum():
         def forward(self, x):
             return self.linear(torch.add(self.first(x), self.second(x), alpha=2))
 
-    with pytest.warns(RuntimeWarning, match="found no nn.Linear"):
+    with pytest.warns(RuntimeWarning, match="found no linear layer"):
         sc.layers.pack(Weighted())
 
 

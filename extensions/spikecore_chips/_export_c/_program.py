@@ -16,7 +16,7 @@ from spikecore.graph import layer_of
 from spikecore.lang import c
 from spikecore.lang.dialects import C11
 from spikecore.lang.render import C_TEMPLATES, on_one_line
-from spikecore.layers import CompactAvgPool2d, CompactMaxPool2d, Delay, PackedConv2d, PackedLinear, SumPool2d
+from spikecore.layers import CompactAvgPool2d, CompactMaxPool2d, Delay, SumPool2d
 from spikecore.neurons import Recurrent
 from spikecore_chips._export_c import _fixed
 from spikecore_chips._export_c._cells import Cells, is_spike
@@ -40,8 +40,8 @@ from spikecore_chips.quant._fixed import fixed_point_of
 from spikecore_chips.quant._layers import quantised_weight
 from spikecore_chips.quant._rewriting import ROUNDINGS
 
-_LINEARS = (nn.Linear, PackedLinear)
-_CONVS = (nn.Conv1d, nn.Conv2d, PackedConv2d)
+_LINEARS = (nn.Linear,)
+_CONVS = (nn.Conv1d, nn.Conv2d)
 #: Packages whose layers differ from torch's by the weight alone, which they quantise.
 _QUANTISERS = ("torch.ao.nn.qat.", "brevitas.nn.")
 _POOLS = {

@@ -32,7 +32,7 @@ from spikecore.graph import (
     read,
     readers_of,
 )
-from spikecore.layers import Delay, NormNeuron, PackedConv2d, PackedLinear
+from spikecore.layers import Delay, NormNeuron
 from spikecore.neurons import Recurrent
 from spikecore.words import shown
 from spikecore_chips.quant._analysis import SIGNIFICAND, Format, Inexact
@@ -59,8 +59,6 @@ from spikecore_chips.quant._rewriting import ThresholdIsZero
 
 #: Ranges of weights -> their grids.
 RANGES: Dict[str, Type[OnGrid]] = {kind.ranges: kind for kind in (OnGrid, LearntGrid)}
-#: Layers whose sums and roundings are known.
-PLAIN = (*LAYERS, PackedLinear, PackedConv2d)
 
 
 class Weighted(NamedTuple):
@@ -197,7 +195,7 @@ def _fold(net: nn.Module, run: Run) -> None:
     calls = [call for call in run.graph.calls if isinstance(call.module, _BatchNorm)]
     norms = [*{call.module: call for call in calls}.values()]
     with evaluating(net):
-        sources = [norm_source(run.graph, norm, run.shapes, (*PLAIN, Delay)) for norm in norms]
+        sources = [norm_source(run.graph, norm, run.shapes, (*LAYERS, Delay)) for norm in norms]
     layers = [source.module.linear if isinstance(source.module, Delay) else source.module for source in sources]
     for source, layer in zip(sources, layers):
         if quantised_weight(layer) is not None or is_parametrised(layer):
@@ -247,7 +245,7 @@ def _refuse_modules(net: nn.Module) -> None:
 def _refuse_others(net: nn.Module, graph: Graph) -> None:
     for call in graph.calls:
         part: Any = call.module
-        if isinstance(part, LAYERS) and call.layer not in PLAIN and not has_quantiser(part):
+        if isinstance(part, LAYERS) and call.layer not in LAYERS and not has_quantiser(part):
             why = "is a subclass with a forward of its own, whose sums and roundings are not known"
             raise Refused(call.title, why, "take the layer itself, and a parametrisation of its weight")
         holds = call.module is not None and any(True for _ in call.module.children())

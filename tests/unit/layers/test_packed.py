@@ -14,7 +14,7 @@ import spikecore as sc
 from plain_loop import Plain
 from spikecore.backend import BackendError
 from spikecore.context import COMPILES
-from spikecore.layers import PackedConv2d, PackedLinear, SEWBlock, TimeBatched
+from spikecore.layers import PackedConv1d, PackedConv2d, PackedConv3d, PackedLinear, SEWBlock, TimeBatched
 from spikecore.plugins import selection
 from spikecore.plugins.registry import Registry
 from spikecore.testing import installed
@@ -92,6 +92,35 @@ def test_convolutions_are_those_of_torch(options: Any, dtype: torch.dtype, half:
         assert all(map(torch.equal, results(packed, x)[0], results(plain, x)[0]))
     else:
         check_same(plain, packed, x, half=half)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize(
+    ("plain", "packed", "sizes"), [(nn.Conv1d, PackedConv1d, (13,)), (nn.Conv3d, PackedConv3d, (5, 6, 7))]
+)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"kernel_size": 3, "padding": 2, "dilation": 2, "groups": 2},
+        {"kernel_size": 3, "stride": 2, "padding": 1, "padding_mode": "circular", "bias": False},
+        {"kernel_size": 1},
+    ],
+    ids=str,
+)
+def test_convolutions_of_other_dimensions(plain: Any, packed: Any, sizes: Any, options: Any, order: str) -> None:
+    """Torch's numbers and the layout of the input, where torch's own of one dimension is contiguous."""
+    torch.manual_seed(0)
+    expected, found = plain(4, 6, **options).double(), packed(4, 6, **options).double()
+    found.load_state_dict(expected.state_dict())
+    x = zeros_and_ones(5, 4, *sizes).double()
+    x = x.movedim(1, -1).contiguous().movedim(-1, 1) if order == "channels-last" else x
+    (y, grad, *others), kept = results(found, x)
+    for mine, its in zip((y, grad, *others), results(expected, x)[0]):
+        torch.testing.assert_close(mine, its, rtol=1e-12, atol=1e-12)
+    assert [one.dtype for one in kept if one.ndim == 1 and one.dtype == torch.uint8] == [torch.uint8]
+    if order == "channels-last" and plain is nn.Conv1d and options.get("padding_mode") is None:
+        assert y.movedim(1, -1).is_contiguous()
+        assert grad.movedim(1, -1).is_contiguous()
 
 
 @pytest.mark.parametrize(("largest", "unit", "bits"), [(3, 1.0, 2), (4, 0.25, 4), (255, 2.0, 8)])
@@ -268,7 +297,7 @@ def test_what_is_left_as_it_is() -> None:
     }
     for name, (chain, reason) in chains.items():
         net = nn.Sequential(*chain)
-        with pytest.warns(RuntimeWarning, match=f"found no nn.Linear or nn.Conv2d behind a spiking neuron.*{reason}"):
+        with pytest.warns(RuntimeWarning, match=f"found no linear layer or convolution behind a spiking neuron.*{reason}"):
             sc.layers.pack(net)
         assert said(net) == [], name
 
@@ -329,7 +358,7 @@ def test_a_step_packs_the_network_that_it_is_given() -> None:
         assert torch.equal(mine, its)
     none = nn.Sequential(nn.Linear(4, 3), sc.LI())
     with pytest.raises(
-        sc.backend.Unsupported, match=r"pack_spikes=True cannot be: no nn\.Linear or nn\.Conv2d of it stands"
+        sc.backend.Unsupported, match=r"pack_spikes=True cannot be: no linear layer or convolution of it stands"
     ):
         sc.training_model(
             none,
