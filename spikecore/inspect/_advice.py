@@ -51,6 +51,7 @@ def advice(net: nn.Module, rows: Rows, device_type: str, spoilt: str) -> Tuple[s
         _repeated(net, rows),
         _fused(net, rows, device_type),
         _sparse(net, rows),
+        _channels_last(rows, device_type),
     )
     return tuple([text for text in (wrong, *learns, *slow) if text])
 
@@ -246,6 +247,18 @@ def _sparse(net: nn.Module, rows: Rows) -> str:
     return (
         f"{_named(rows)} {gets} spikes in {100 * share:.1f} % of the inputs: behind sc.layers.pack(net) {adds} up the "
         "weights of what fired, in place of a product with every input"
+    )
+
+
+def _channels_last(rows: Rows, device_type: str) -> str:
+    """Convolutions of one dimension, which torch computes with the channels first."""
+    rows = [row for row in rows if getattr(row.facts.module, "plain", type(row.facts.module)) is nn.Conv1d]
+    if not rows or not (device_type == "cuda" or any(row.facts.copies for row in rows)):
+        return ""
+    return (
+        f"{_named(rows)} computed with channels first, so that torch and the library of a GPU convert what goes in and "
+        "out: sc.layers.channels_last(net) has convolutions of one dimension, and normalisations behind them, compute "
+        "with channels last"
     )
 
 

@@ -223,8 +223,9 @@ def _gradients(net: nn.Module, inputs: Sequence[Tensor], outputs: Any, loss: Los
 def _explanation(net: nn.Module, facts: Sequence[Facts], finite: NotFinite, x: Tensor, training: bool) -> Explanation:
     times = {each.steps for each in facts if each.step == "multi" and each.steps}
     times |= {each.calls for each in facts if each.step == "single" and each.calls > 1}
-    # a container has a row where it keeps something itself
-    rows = [Row(_layer(each, times, training), each) for each in facts if _computes(each.module) or each.saved]
+    # a container has a row where it keeps or copies something itself
+    shown = [each for each in facts if _computes(each.module) or each.saved or each.copies]
+    rows = [Row(_layer(each, times, training), each) for each in shown]
     net, steps = unwrapped(net), max(times, default=0)
     sentences = advice(net, rows, x.device.type, finite.in_words(times))
     as_read = input_as_read(x.shape, steps, None if makes_time(net) else dimension_of_time(x.shape, steps))
@@ -315,6 +316,7 @@ def _notes(facts: Facts) -> Tuple[str, ...]:
     notes += [f"feeds back through {module.in_words()}" for module in back if isinstance(module, Delay)]
     if facts.once:
         notes.append("computed once for all time steps")
+    notes += facts.copies
     refusals = [f"{refusing} refused, {computing} computes: {why}" for refusing, computing, why in facts.refusals]
     return (*notes, *dict.fromkeys(refusals))
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from spikecore.core.modules import time_makers
 from spikecore.core.neuron import Neuron
 from spikecore.graph import CONVOLUTIONS
+from spikecore.inspect._layouts import copies, memory_layout
 from spikecore.inspect.record import Call, Run, neuron_of, spiking_outputs, stateful_of
 from spikecore.lang import Node, topological
 from spikecore.lang.node import largest_count
@@ -66,6 +67,8 @@ class Facts:
     #: Bytes that it keeps for backward, and spikes among them.
     saved: int = 0
     saved_spikes: int = 0
+    #: What the first call copied of its inputs, and why.
+    copies: Sequence[str] = ()
     #: Refusals of backends: (refusing, computing, why).
     refusals: List[Tuple[str, str, str]] = field(default_factory=list)
 
@@ -131,6 +134,7 @@ class Layers:
     def note_results(self, call: Call) -> None:
         """Note a call that ended."""
         facts = self.facts[call.layer]
+        facts.copies = copies(call) if call.number == 1 else facts.copies
         for value in call.outputs[:1]:
             facts.numbers_out += _computed(value)
             facts.output = facts.output if facts.output.dtype else _described(value)
@@ -218,32 +222,6 @@ def _is_repeated(x: Tensor) -> bool:
 def _described(x: Tensor) -> Described:
     dtype = str(x.dtype).replace("torch.", "")
     return Described(tuple(x.shape), dtype, x.device.type, memory_layout(x), x.requires_grad)
-
-
-def memory_layout(x: Tensor) -> str:
-    """Order of a tensor's numbers in memory, in a word or two."""
-    if x.layout is not torch.strided:
-        return str(x.layout).replace("torch.", "")
-    if x.numel() == 0:
-        return "empty"
-    if x.ndim and x.stride(0) == 0 and x.shape[0] > 1:
-        return f"one step repeated, {memory_layout(x[0])}"
-    if x.is_contiguous():
-        return "contiguous"
-    if _is_channels_last(x):
-        return "channels-last"
-    if x.ndim > 1 and x.transpose(0, 1).is_contiguous():
-        return "batch before time"
-    if x.ndim > 1 and _is_channels_last(x.transpose(0, 1), (2,)):
-        return "batch before time, channels-last"
-    order = sorted(range(x.ndim), key=lambda dim: (-x.stride()[dim], dim))
-    dense = x.permute(order).is_contiguous()
-    return f"dimensions in the order {', '.join(map(str, order))}" if dense else f"strided {tuple(x.stride())}"
-
-
-def _is_channels_last(x: Tensor, channels: Sequence[int] = (1, 2)) -> bool:
-    """True if images or volumes, ``[B, C, ...]`` or ``[T, B, C, ...]``, have their channels innermost in memory."""
-    return any(x.ndim - dim in (3, 4) and x.movedim(dim, -1).is_contiguous() for dim in channels)
 
 
 # -- what moves through memory

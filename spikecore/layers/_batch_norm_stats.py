@@ -127,7 +127,7 @@ def normalised(norm: Any, x: Tensor, channel_dim: int, one_step: bool) -> Tensor
     it.
     """
     # not norm(x): hooks of a module that a kernel may compute are called in no case
-    forward = functools.partial(kind_of(norm).forward, norm)
+    forward: Callable[[Tensor], Tensor] = functools.partial(kind_of(norm).forward, norm)
     if channel_dim == -1:
         return forward(x.flatten(0, -2)).reshape(x.shape)
     return where_it_lies(forward, x) if one_step else unfolded(where_it_lies(forward, folded(x)), *x.shape[:2])

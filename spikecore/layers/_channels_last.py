@@ -47,9 +47,10 @@ class ChannelsLastConv1d(nn.Conv1d):
         if self.padding_mode != "zeros":
             input, padding = F.pad(input, self._reversed_padding_repeated_twice, self.padding_mode), (0,)
         x = (input if input.ndim > 2 else input.unsqueeze(0)).unsqueeze(2)
-        two = padding if isinstance(padding, str) else (0, *padding), (1, *self.dilation), self.groups
         x = x.contiguous(memory_format=torch.channels_last)
-        y = F.conv2d(x, weight.unsqueeze(2), bias, (1, *self.stride), *two).squeeze(2)
+        of_two: Any = padding if isinstance(padding, str) else (0, *padding)
+        stride, dilation = (1, *self.stride), (1, *self.dilation)
+        y = F.conv2d(x, weight.unsqueeze(2), bias, stride, of_two, dilation, self.groups).squeeze(2)
         return y if input.ndim > 2 else y.squeeze(0)
 
 
@@ -110,6 +111,7 @@ def channels_first(net: nn.Module) -> nn.Module:
 
 def _laid(net: nn.Module, last: bool) -> nn.Module:
     others = _LAST if last else _FIRST
+    module: Any
     for module in net.modules():
         if isinstance(module, KINDS):
             _lay(module, last)

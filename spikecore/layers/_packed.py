@@ -135,7 +135,7 @@ class _PackedConvolution(_Packed):
         conv: Any = self
         weight, bias, dims = conv.weight, conv.bias, conv.weight.ndim - 2
         if input.ndim not in (dims + 1, dims + 2) or not _keeps(input, weight):
-            return super().forward(input)  # type: ignore[misc, no-any-return]  # torch's
+            return super().forward(input)  # type: ignore[no-any-return]  # torch's
         padding: Any = conv.padding
         if conv.padding_mode != "zeros" or isinstance(padding, str):
             mode = "constant" if conv.padding_mode == "zeros" else conv.padding_mode

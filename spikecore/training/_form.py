@@ -29,7 +29,7 @@ from spikecore.training._steps import TrainingOptions
 #: Outcome of an option that was not asked for, and of one that is used.
 NOT_ASKED, USED = "not asked for", "used"
 #: Convolutions by their number of dimensions.
-_CONVOLUTIONS = {1: nn.Conv1d, 2: (nn.Conv2d, nn.ConvTranspose2d), 3: (nn.Conv3d, nn.ConvTranspose3d)}
+_CONVOLUTIONS = {1: (nn.Conv1d,), 2: (nn.Conv2d, nn.ConvTranspose2d), 3: (nn.Conv3d, nn.ConvTranspose3d)}
 #: Optimisers whose updates are compiled. Of others, and of classes derived from these, it is not known that a compiled
 #: update is theirs.
 _KNOWN = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)

@@ -396,6 +396,28 @@ def kernels() -> Iterator[str]:
         yield name
 
 
+def test_copies_are_named_with_their_causes(kernels: str) -> None:
+    """Of steps with gaps, of another order, of time that lies within the batch, and between layouts of convolutions."""
+    x = torch.rand(4, 2, 6, 5)
+    last = x.transpose(2, 3).contiguous().transpose(2, 3)
+    (lif,) = sc.explain(sc.LIF(backend=kernels), x[..., ::2]).layers
+    shortcut = sc.layers.NormNeuron(nn.BatchNorm1d(6), sc.LIF(backend=kernels), shortcut="before")
+    (normalising,) = sc.explain(shortcut, (x, last)).layers
+    assert any("strided (60, 30, 5, 2): a kernel reads steps without gaps" in note for note in lif.notes)
+    assert any("its shortcut, which lies channels-last" in note for note in normalising.notes)
+    net = nn.Sequential(sc.layers.TimeBatched(nn.Conv1d(6, 7, 3), nn.BatchNorm1d(7)))
+    folded = sc.explain(net, x.transpose(0, 1))
+    assert any("batch before time: time and batch are one" in note for note in row(folded, "0").notes)
+    found = sc.explain(net, last)
+    assert any("torch's Conv1d computes what is contiguous" in note for note in row(found, "0.module.0").notes)
+    assert has(found, "sc.layers.channels_last(net)")
+    sc.layers.channels_last(net)
+    assert any("contiguous: it computes channels-last" in note for note in row(sc.explain(net, x), "0.module.0").notes)
+    without = sc.explain(net, last)
+    assert not any("copies" in note for layer in without.layers for note in layer.notes)
+    assert not has(without, "channels_last")
+
+
 def test_fusing_is_advised_with_what_it_brings(kernels: str) -> None:
     """On a CPU it saves memory alone. One neuron follows, two follow."""
     first = nn.Sequential(

@@ -297,7 +297,9 @@ def test_what_is_left_as_it_is() -> None:
     }
     for name, (chain, reason) in chains.items():
         net = nn.Sequential(*chain)
-        with pytest.warns(RuntimeWarning, match=f"found no linear layer or convolution behind a spiking neuron.*{reason}"):
+        with pytest.warns(
+            RuntimeWarning, match=f"found no linear layer or convolution behind a spiking neuron.*{reason}"
+        ):
             sc.layers.pack(net)
         assert said(net) == [], name
 
