@@ -162,7 +162,8 @@ class PackedConv1d(_PackedConvolution, nn.Conv1d):
     largest, unit: as of :class:`PackedLinear`.
     """
 
-    computes = plain = nn.Conv1d
+    computes = nn.Conv1d
+    plain: Type[nn.Module] = nn.Conv1d
 
 
 class PackedConv2d(_PackedConvolution, nn.Conv2d):

@@ -204,7 +204,7 @@ class Form:
         modules = list(self.net.modules())
         kinds = [dims for dims, kind in _CONVOLUTIONS.items() if any(isinstance(module, kind) for module in modules)]
         if not kinds:
-            return "the network has no convolution"
+            return "the network has no convolutions"
         if any(isinstance(module, nn.parallel.DistributedDataParallel) for module in modules):
             return (
                 "DistributedDataParallel has laid out its buckets already; convert the network before it is wrapped, "
