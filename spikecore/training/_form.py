@@ -39,6 +39,10 @@ _ISOLATED: Any = (
     {"isolate_recompiles": True} if "isolate_recompiles" in inspect.signature(torch.compile).parameters else {}
 )
 
+#: Of a network with convolutions of one dimension: Inductor would lay out whatever has four dimensions and stands before
+#: or behind a convolution as an image, ``[T, B, C, L]`` with the batch innermost (``maybe_apply_channels_last`` there).
+_OF_TOKENS: Any = {"layout_optimization": False}
+
 
 class Form:
     """Form in which ``net`` runs, from the options; in training also loss and update."""
@@ -238,7 +242,8 @@ class Form:
                 "use count_include_pad=False there, or ceil_mode=False"
             )
         # in one graph: a network that breaks into parts is compiled part by part while it runs, and cannot go back then
-        self._run = torch.compile(self.net, fullgraph=True, dynamic=False, **_ISOLATED)
+        options = _OF_TOKENS if any(isinstance(module, nn.Conv1d) for module in modules) else None
+        self._run = torch.compile(self.net, fullgraph=True, dynamic=False, options=options, **_ISOLATED)
         self.is_compiled = True
         return ""
 
