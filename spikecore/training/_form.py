@@ -39,8 +39,8 @@ _ISOLATED: Any = (
     {"isolate_recompiles": True} if "isolate_recompiles" in inspect.signature(torch.compile).parameters else {}
 )
 
-#: Of a network with convolutions of one dimension: Inductor would lay out whatever has four dimensions and stands before
-#: or behind a convolution as an image, ``[T, B, C, L]`` with the batch innermost (``maybe_apply_channels_last`` there).
+#: Of a network with convolutions of one dimension: Inductor's layout optimisation would lay out whatever has four
+#: dimensions and stands before or behind a convolution as an image, ``[T, B, C, L]`` with the batch innermost.
 _OF_TOKENS: Any = {"layout_optimization": False}
 
 

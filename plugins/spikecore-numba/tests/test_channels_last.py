@@ -16,11 +16,11 @@ def network() -> nn.Sequential:
     """Kernels of 3 and of 1, pooling, normalisations and neurons."""
     return nn.Sequential(
         TimeBatched(nn.Conv1d(3, 8, 3, padding=2, dilation=2), nn.BatchNorm1d(8)),
-        sc.LIF(),
+        sc.LIF(backend="numba"),
         TimeBatched(nn.Conv1d(8, 6, 1), nn.BatchNorm1d(6)),
-        sc.PLIF(),
+        sc.PLIF(backend="numba"),
         TimeBatched(nn.MaxPool1d(2), nn.Conv1d(6, 4, 3, stride=2, padding=1), nn.BatchNorm1d(4)),
-        sc.LIF(),
+        sc.LIF(backend="numba"),
     )
 
 
