@@ -62,7 +62,7 @@ class Cells(Part):
         self.constants = self._evaluated(torch.float64 if fixed is torch.float64 else torch.float32)
         for state, initial in zip(program.states, program.initial):
             leaf = Node("state", (), state)
-            rest = self._text(f"{self.name}_{state}_rest", initial, self.formats.get(leaf))
+            rest = self._text(f"{self.name}_{state}_rest", initial, self.formats.get(leaf), f"i % {self.x.innermost}")
             self.fields.append(Field(type_of(self.formats.get(leaf)), self._field(state), self.output.count, rest))
         # a factor of what is always 0 is in no line
         text = "\n".join([*self.lines(), *(field.rest for field in self.fields)])
@@ -93,24 +93,32 @@ class Cells(Part):
         labels = {node: node.attr if node.op == "param" else f"k{k}" for k, node in enumerate(front)}
         labels.update(program.labels)
         steps = [node for node in front if node in read_by_steps]
-        return {node: self._text(f"{self.name}_{labels[node]}", node, self.formats.get(node)) for node in steps}
+        return {node: self._text(f"{self.name}_{labels[node]}", node, self.formats.get(node), "c") for node in steps}
 
     def integers(self, node: Node, format: Format) -> Tensor:
         """The integers of a value that is the same at each step, of each neuron."""
         return integers_of(f"{node!r} of {self.title}", self.values[node], int(format.frac or 0))
 
-    def _text(self, name: str, node: Node, format: Optional[Format]) -> str:
-        """The text of a value that is the same at each step, as a number of this format or as a table of them."""
+    def _text(self, name: str, node: Node, format: Optional[Format], channel: str) -> str:
+        """The text of a value that is the same at each step, as a number of this format or as a table of them.
+
+        channel: where channels lie side by side, the text of the channel of neuron i.
+        """
         if format is not None and format.frac is None:
             return "0"  # an infinite bound, which no text reads
         values = self.values[node] if format is None else self.integers(node, format)
         flat = values.flatten()
         if bool((flat == flat[0]).all()) or bool(torch.isnan(flat.double()).all()):
             return str(int(flat[0])) if format is not None else str(self._printer.number(float(flat[0])))
-        inner = _run(values)
         name = identifier(f"{name}_values", [table.name for table in self.tables])
+        channels, inner = self.x.innermost, _run(values)
+        at = f"i / {inner}" if inner > 1 else "i"
+        if channels > 1:
+            rows = flat.view(channels, -1)
+            (flat, at) = (rows[:, 0], channel) if bool((rows == rows[:, :1]).all()) else (rows.t().flatten(), "i")
+            inner = 1
         self.tables.append(table_of(name, flat[::inner], format))
-        return f"{self.tables[-1].name}[{f'i / {inner}' if inner > 1 else 'i'}]"
+        return f"{name}[{at}]"
 
     def lines(self) -> List[str]:
         program, printer, roots = self.program, self._printer, self.roots
@@ -140,10 +148,14 @@ class Cells(Part):
         lines = _read(lines)
         arrays = [f"in{k if len(self.inputs) > 1 else ''}" for k in range(len(self.inputs))]
         unread = [f"(void){array};" for array in arrays if f" {array}[i]" not in "\n".join(lines)]
-        write = printer.named([" ".join(arrays), "out s i", *lines])
+        each, used = f"for (int i = 0; i < {self.output.count}; ++i) {{", "out s i"
+        if any("[c]" in text for text in self.constants.values()):
+            each = f"for (int i = 0; i < {self.output.count};) for (int c = 0; c < {self.x.innermost}; ++c, ++i) {{"
+            used += " c"
+        write = printer.named([" ".join(arrays), used, *lines])
         return [
             *unread,
-            f"for (int i = 0; i < {self.output.count}; ++i) {{",
+            each,
             *(f"    {write(line)}" for line in lines),
             "}",
         ]

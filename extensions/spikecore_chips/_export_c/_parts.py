@@ -47,7 +47,7 @@ class Part:
         self.name, self.title, self.inputs, self.shape = name, title, tuple(inputs), tuple(shape)
         self.tables: List[Table] = []
         self.fields: List[Field] = []
-        self.output = Value(name, tuple(shape), None)
+        self.output = Value(name, tuple(shape), None, innermost=inputs[0].innermost)
 
     def lines(self) -> List[str]:
         """The body of its function."""
@@ -161,15 +161,18 @@ class Linear(Part):
             raise Refused(f"{title}: its input has samples of shape {list(x.shape)}, not [{columns}]; flatten them")
         taps = torch.arange(rows * columns).view(rows, columns).t().flatten()
         self.weights = Weights(self, layer, taps, fixed)
-        self.output.format = self.weights.format
+        self.output.format, self.output.innermost = self.weights.format, 1
         if len(x.shape) > 1:  # channels are those of the first dimension
             self.output.channels = ()
 
     def lines(self) -> List[str]:
-        rows, columns, weights = self.output.shape[-1], self.x.shape[-1], self.weights
+        rows, columns, weights, channels = self.output.shape[-1], self.x.shape[-1], self.weights, self.x.innermost
+        every = f"for (int j = 0, k = 0; j < {columns}; ++j) {{"
+        if channels > 1:  # in the order of the weights
+            every = f"for (int c = 0, k = 0; c < {channels}; ++c) for (int j = c; j < {columns}; j += {channels}) {{"
         lines = [
             f"for (int o = 0; o < {rows}; ++o) {weights.start()}",
-            f"for (int j = 0, k = 0; j < {columns}; ++j) {{",
+            every,
             f"    const {self.x.type} v = in[j];",
             f"    if (v == 0) {{ k += {rows}; continue; }}",
             f"    for (int o = 0; o < {rows}; ++o, ++k) {weights.added('o', self.x)}",
@@ -195,7 +198,10 @@ class Window(NamedTuple):
 
 
 class Conv(Part):
-    """A convolution, input by input: each adds to the outputs that see it, and those that are 0 are skipped."""
+    """A convolution, input by input: each adds to the outputs that see it, and those that are 0 are skipped.
+
+    The channels of its output lie side by side, so that compilers add them as vectors.
+    """
 
     def __init__(self, name: str, title: str, x: Value, layer: Any, shape: Any, fixed: Optional[torch.dtype]) -> None:
         super().__init__(name, title, [x], shape)
@@ -227,31 +233,28 @@ class Conv(Part):
     def lines(self) -> List[str]:
         weights, of_input, of_group, window = self.weights, self.of_input, self.of_group, self.window
         (channels, height, width), (outputs, rows, columns), kernel, stride, padding, dilation = window
-        size = rows * columns
-        first = f"c / {of_input} * {of_group * size} + " if self.groups > 1 else ""
-        lines = [
-            f"for (int o = 0; o < {outputs}; ++o)",
-            f"    for (int p = 0; p < {size}; ++p) {weights.start(f'o * {size} + p')}",
-            f"for (int c = 0, j = 0; c < {channels}; ++c)",
-            f"    for (int row = 0; row < {height}; ++row)",
-            f"        for (int column = 0; column < {width}; ++column, ++j) {{",
+        group = f" + c / {of_input} * {of_group}" if self.groups > 1 else ""
+        begin, step = ("c", f"j += {channels}") if self.x.innermost > 1 else (f"c * {height * width}", "++j")
+        every = f"for (int p = 0, i = 0; p < {rows * columns}; ++p) for (int o = 0; o < {outputs}; ++o, ++i) "
+        return [
+            every + weights.start("i"),
+            f"for (int c = 0; c < {channels}; ++c)",
+            f"    for (int row = 0, j = {begin}; row < {height}; ++row)",
+            f"        for (int column = 0; column < {width}; ++column, {step}) {{",
             f"            const {self.x.type} v = in[j];",
             "            if (v == 0) continue;",
             f"            for (int h = 0; h < {kernel[0]}; ++h) {{",
             *_reached("                ", "row", "to_row", "h", rows, padding[0], dilation[0], stride[0]),
             f"                for (int w = 0; w < {kernel[1]}; ++w) {{",
             *_reached("                    ", "column", "to_column", "w", columns, padding[1], dilation[1], stride[1]),
-            f"                    int at = {first}to_row * {columns} + to_column;",
+            f"                    int at = (to_row * {columns} + to_column) * {outputs}{group};",
             f"                    int k = ((c * {kernel[0]} + h) * {kernel[1]} + w) * {of_group};",
-            f"                    for (int o = 0; o < {of_group}; ++o, ++k, at += {size}) "
-            + weights.added("at", self.x),
+            f"                    for (int o = 0; o < {of_group}; ++o, ++k, ++at) " + weights.added("at", self.x),
             "                }",
             "            }",
             "        }",
+            *(every + line for line in weights.end("i")),
         ]
-        for line in weights.end(f"o * {size} + p"):
-            lines += [f"for (int o = 0; o < {outputs}; ++o)", f"    for (int p = 0; p < {size}; ++p) {line}"]
-        return lines
 
 
 def _reached(
@@ -281,6 +284,7 @@ class Pool(Part):
         super().__init__(name, title, [x], shape)
         self.kind, (kernel, stride, padding) = kind, window
         self.window = Window(x.shape, self.shape, kernel, stride, padding)
+        self.output.innermost = x.innermost if self.output.count > self.shape[0] else 1
         count = kernel[0] * kernel[1]
         self._divided = kind == "mean" and (fixed is None or x.format is None)
         if kind == "max" or (x.format is None and fixed is None):
@@ -294,28 +298,26 @@ class Pool(Part):
 
     def lines(self) -> List[str]:
         (_, height, width), (channels, rows, columns), kernel, stride, padding, _ = self.window
-        most = self.kind == "max"
-        total = {"float": "float", "int64_t": "int64_t"}.get(self.output.type, "int32_t")
-        value = f"in[(c * {height} + at_row) * {width} + at_column]"
-        count = kernel[0] * kernel[1]
-        inner = f"if (first || {value} > total) {{ total = {value}; first = 0; }}" if most else f"total += {value};"
-        end = f"total / {float(count)}f" if self._divided else "total"
+        together, most = self.x.innermost, self.kind == "max"
+        every = f"for (int c = 0; c < {together}; ++c) "
+        taken = "out[c] = first || from[c] > out[c] ? from[c] : out[c];" if most else "out[c] += from[c];"
         return [
-            f"for (int c = 0, k = 0; c < {channels}; ++c)",
+            f"for (int n = 0; n < {channels // together}; ++n, in += {height * width})",
             f"    for (int row = 0; row < {rows}; ++row)",
-            f"        for (int column = 0; column < {columns}; ++column, ++k) {{",
-            f"            {total} total = 0;",
-            *(["            int first = 1;"] if most else []),
+            f"        for (int column = 0; column < {columns}; ++column, out += {together}) {{",
+            "            int first = 1;" if most else f"            {every}out[c] = 0;",
             f"            for (int h = 0; h < {kernel[0]}; ++h) {{",
             f"                const int at_row = {_with(f'row * {stride[0]} + h', -padding[0])};",
             f"                if (at_row < 0 || at_row >= {height}) continue;",
             f"                for (int w = 0; w < {kernel[1]}; ++w) {{",
             f"                    const int at_column = {_with(f'column * {stride[1]} + w', -padding[1])};",
             f"                    if (at_column < 0 || at_column >= {width}) continue;",
-            f"                    {inner}",
+            f"                    const {self.x.type} *from = in + (at_row * {width} + at_column) * {together};",
+            f"                    {every}{taken}",
+            *(["                    first = 0;"] if most else []),
             "                }",
             "            }",
-            f"            out[k] = ({self.output.type})({end});",
+            *([f"            {every}out[c] /= {float(kernel[0] * kernel[1])}f;"] if self._divided else []),
             "        }",
         ]
 
@@ -373,14 +375,18 @@ class Round(Part):
 
 
 class Copy(Part):
-    """The same numbers at another place."""
+    """The same numbers at another place, in the order of their shape."""
 
     def __init__(self, name: str, x: Value) -> None:
         super().__init__(name, "a copy", [x], x.shape)
-        self.output.format = x.format
+        self.output.format, self.output.innermost = x.format, 1
 
     def lines(self) -> List[str]:
-        return [f"for (int i = 0; i < {self.output.count}; ++i) out[i] = in[i];"]
+        count, channels = self.x.count, self.x.innermost
+        if channels == 1:
+            return [f"for (int i = 0; i < {count}; ++i) out[i] = in[i];"]
+        each = f"for (int j = c; j < {count}; j += {channels}, ++i) out[i] = in[j];"
+        return [f"for (int c = 0, i = 0; c < {channels}; ++c) {each}"]
 
 
 # -- delays

@@ -76,11 +76,13 @@ class Slot(NamedTuple):
 
 class Built:
     """A network as parts in their order, with the memory of their arrays. ``fixed``: dtype of the arithmetic that the
-    integers stand for; None for float32.
+    integers stand for; None for float32. ``channels_last``: channels of images lie side by side.
     """
 
-    def __init__(self, step: Step, fixed: Optional[torch.dtype], inputs: Optional[Format]) -> None:
-        self._fixed, self.is_fixed = fixed, fixed is not None
+    def __init__(
+        self, step: Step, fixed: Optional[torch.dtype], inputs: Optional[Format], channels_last: bool = True
+    ) -> None:
+        self._fixed, self.is_fixed, self._channels_last = fixed, fixed is not None, channels_last
         self.parts: List[Part] = []
         self._values: Dict[str, Value] = {}
         #: From the user's input to integers; None where it is floats, or has to be on its grid.
@@ -94,11 +96,11 @@ class Built:
                 self.input = self._values[each.name] = Value("x", each.shape, inputs, place="x")
             elif each.what == "view":
                 of = self._values[each.of[0]].root
-                self._values[each.name] = Value(of.name, each.shape, of.format, of=of)
+                self._values[each.name] = Value(of.name, each.shape, of.format, of=of, innermost=of.innermost)
             else:
                 self._values[each.name] = self._part(each, [self._values[name] for name in each.of])
         result = self._values[step.result].root
-        if result.lasts or result is self.input:
+        if result.lasts or result is self.input or result.innermost > 1:
             result = self._add(Copy("result", result))
         self.output, result.place = result, "y"
         self.slots = self._divided()
@@ -154,6 +156,7 @@ class Built:
                 f"{title} reads floats; sc.quant.prepare(net, x) rounds what layers read, or say what the input is, "
                 "inputs=sc.quant.Format(0, 0, 1) for spikes"
             )
+        of = self._laid(operation, of)
         if module == "sum":
             return self._add(Sum(name, title, of, fixed))
         if fixed is None and (rounds_input(module) or fixed_point_of(module) is not None):
@@ -163,6 +166,19 @@ class Built:
         if fixed is None or grid is None or grid.format.holds(value.format):
             return value
         return self._add(Round(f"{name}_rounded", f"the rounding behind {title}", value, grid.format))
+
+    def _laid(self, operation: Operation, of: Sequence[Value]) -> Sequence[Value]:
+        """Inputs of an operation, in the order of their shape where it does not read them as they lie."""
+        module, x = operation.what, of[0]
+        kind = None if module == "sum" else _kind(module)
+        if module == "sum" or calls_as(module, Neuron):
+            fits = len({value.innermost for value in of}) == 1
+        elif kind in _CONVS or kind in _POOLS:
+            fits = x.innermost == x.shape[0]
+        else:
+            fits = kind in _LINEARS and len(x.shape) == 1
+        names = [f"{operation.name}_read{k or ''}" for k in range(len(of))]
+        return [v if fits or v.innermost == 1 else self._add(Copy(n, v)) for n, v in zip(names, of)]
 
     def _on_grid(self, operation: Operation, x: Value) -> Value:
         """First input of a module, rounded where it has an ``input_format``. A value has one exact format, from which
@@ -179,7 +195,9 @@ class Built:
         if kind in _LINEARS:
             return self._add(Linear(name, title, of[0], module, fixed))
         if kind in _CONVS:
-            return self._add(Conv(name, title, of[0], module, shape, fixed))
+            images = self._add(Conv(name, title, of[0], module, shape, fixed))
+            images.innermost = shape[0] if self._channels_last and images.count > shape[0] else 1
+            return images
         if kind in _POOLS:
             window = _window(module, kind, title, of[0].shape, shape)
             return self._add(Pool(name, title, of[0], _POOLS[kind], window, shape, fixed))

@@ -45,6 +45,8 @@ class Value:
     of: Optional[Value] = None
     #: The formats of its channels, where each has its own grid. ``format`` has the finest of these grids.
     channels: Tuple[Format, ...] = ()
+    #: Number of channels that lie side by side, number p of channel c at ``p * innermost + c``; 1 in the shape's order.
+    innermost: int = 1
 
     @property
     def root(self) -> Value:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from itertools import product
 from pathlib import Path
 from typing import Any, Callable, Dict, Tuple
 
@@ -11,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
 import spikecore as sc
-from c_programs import CHECKED, SPIKES, differing, on_grid, spikes
+from c_programs import CHECKED, SPIKES, differing, lif, on_grid, spikes
 from spikecore.neurons import example
 from spikecore_chips.quant import Format, fixed
 from spikecore_nir import SumPool2d
@@ -54,6 +56,25 @@ class Doubled(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x += x
         return x.flatten(1)
+
+
+class Images(nn.Module):
+    """Channels of a convolution: as they are, as other channels, in rows, as one list, and beside the input."""
+
+    def __init__(self, cell: Callable[[], nn.Module]) -> None:
+        super().__init__()
+        self.cells = nn.ModuleList([cell(), cell()])
+        self.first, self.grouped = nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1, groups=2)
+        self.line, self.rows = nn.Conv1d(4, 4, 3, padding=1), nn.Linear(4, 4)
+        self.late = sc.Delay(nn.Linear(96, 3), 2, learn=(), generator=torch.Generator().manual_seed(0))
+        self.pooled = nn.Sequential(nn.MaxPool2d(2), nn.Flatten(-3), nn.Linear(24, 3))
+        self.mean = nn.Sequential(nn.AvgPool2d((2, 4)), nn.Flatten(-3), nn.Linear(12, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.cells[0](self.first(x))
+        others = self.grouped(y.reshape(-1, 8, 3, 4)).reshape(-1, 4, 6, 4)
+        y = self.cells[1](x + others + self.line(y.flatten(2)).view(-1, 4, 6, 4) + self.rows(y))
+        return self.late(y.flatten(1)) + self.pooled(y) + self.mean(y)
 
 
 def delayed(per: str) -> nn.Module:
@@ -169,6 +190,63 @@ def test_values_of_neurons_and_channels(tmp_path: Path) -> None:
     assert "lif_0_threshold_values[i / 12]" in text
     assert "lif_1_tau_values[i]" in text
     assert differing(tmp_path)[0] == 0
+
+
+@pytest.mark.parametrize("dtype", ["fixed", "float32"])
+def test_channels_side_by_side_as_others_read_them(dtype: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    is_fixed = dtype == "fixed"
+    net = on_grid(Images(lif if is_fixed else lambda: sc.LIF(threshold=0.25)))
+    sc.export_c(net, graded(30, 4, 6, 4), tmp_path, dtype=dtype, inputs=GRADED if is_fixed else None)
+    assert differing(tmp_path, "test", CHECKED)[0] == 0
+
+
+class Rested(sc.Neuron):
+    """A state whose value at rest is a parameter."""
+
+    states = {"v": "rest"}
+    params = {"rest": 0.0}
+
+    def dynamics(self, x: Any, s: Any, p: Any) -> Any:
+        v = 0.75 * s.v + x
+        return self.spike(v - 1.0), {"v": v}
+
+
+def test_values_of_channels_side_by_side(tmp_path: Path) -> None:
+    """Behind a convolution, and of a list of its numbers: parameters and states at rest, of channels and of neurons."""
+    torch.manual_seed(0)
+    tau, rest = 1.5 + torch.rand(3, 4, 5), torch.rand(3, 4, 5)
+    cells = [
+        sc.LIF(threshold=torch.tensor([0.5, 0.25, 1.0])),
+        sc.LIF(tau=tau),
+        Rested(rest=rest),
+        Rested(rest=rest[:, 0, 0]),
+    ]
+    flat = [nn.Flatten(), sc.LIF(tau=tau.flatten(), threshold=0.3), nn.Linear(60, 5), sc.LI()]
+    net = nn.Sequential(TimeBatched(nn.Conv2d(2, 3, 3, padding=1)), *cells, TimeBatched(flat[0]), *flat[1:]).eval()
+    sc.export_c(net, 2 * torch.rand(60, 2, 2, 4, 5), tmp_path, dtype="float32")
+    assert "lif_1_threshold_values[c]" in (tmp_path / "network.c").read_text()
+    assert differing(tmp_path)[0] == 0
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="a loaded program needs a C compiler, cc")
+def test_floats_are_added_in_the_order_of_the_weights(tmp_path: Path) -> None:
+    """Of a convolution and of the linear layer behind it, whatever the order in memory is: bit for bit."""
+    torch.manual_seed(0)
+    conv, linear = nn.Conv2d(3, 4, 3, padding=1), nn.Linear(4 * 4 * 5, 6)
+    program = sc.export_c(
+        nn.Sequential(conv, nn.Flatten(-3), linear).eval(), torch.zeros(1, 1, 3, 4, 5), tmp_path, dtype="float32"
+    )
+    x = torch.randn(3, 4, 5)
+    with torch.no_grad():
+        wide = conv.bias.view(4, 1, 1).expand(4, 6, 7).clone()
+        for c, row, column in product(*map(range, x.shape)):
+            for h, w in product(range(3), range(3)):
+                wide[:, row + 2 - h, column + 2 - w] += conv.weight[:, c, h, w] * x[c, row, column]
+        expected = linear.bias.clone()
+        for k, value in enumerate(wide[:, 1:-1, 1:-1].flatten()):
+            expected += linear.weight[:, k] * value
+    assert torch.equal(program.load()(x), expected)
 
 
 class TwoFormats(nn.Module):
