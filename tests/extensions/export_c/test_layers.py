@@ -212,21 +212,25 @@ class Rested(sc.Neuron):
         return self.spike(v - 1.0), {"v": v}
 
 
-def test_values_of_channels_side_by_side(tmp_path: Path) -> None:
-    """Behind a convolution, and of a list of its numbers: parameters and states at rest, of channels and of neurons."""
+VALUES = torch.rand(3, 4, 5, generator=torch.Generator().manual_seed(0))
+BEHIND: Dict[str, Callable[[], nn.Module]] = {
+    "a threshold of channels": lambda: sc.LIF(threshold=VALUES[:, 0, 0]),
+    "a time constant of neurons": lambda: sc.LIF(tau=1.5 + VALUES, threshold=0.3),
+    "channels at rest": lambda: Rested(rest=VALUES[:, 0, 0]),
+    "neurons at rest": lambda: Rested(rest=VALUES),
+    "neurons of a list": lambda: nn.Sequential(nn.Flatten(-3), sc.LIF(tau=1.5 + VALUES.flatten(), threshold=0.3)),
+}
+
+
+@pytest.mark.parametrize("name", [*BEHIND])
+def test_neurons_behind_channels_side_by_side(name: str, tmp_path: Path) -> None:
+    """Parameters and states at rest, of channels and of neurons; the outputs are spikes in the order of their shape."""
     torch.manual_seed(0)
-    tau, rest = 1.5 + torch.rand(3, 4, 5), torch.rand(3, 4, 5)
-    cells = [
-        sc.LIF(threshold=torch.tensor([0.5, 0.25, 1.0])),
-        sc.LIF(tau=tau),
-        Rested(rest=rest),
-        Rested(rest=rest[:, 0, 0]),
-    ]
-    flat = [nn.Flatten(), sc.LIF(tau=tau.flatten(), threshold=0.3), nn.Linear(60, 5), sc.LI()]
-    net = nn.Sequential(TimeBatched(nn.Conv2d(2, 3, 3, padding=1)), *cells, TimeBatched(flat[0]), *flat[1:]).eval()
-    sc.export_c(net, 2 * torch.rand(60, 2, 2, 4, 5), tmp_path, dtype="float32")
-    assert "lif_1_threshold_values[c]" in (tmp_path / "network.c").read_text()
-    assert differing(tmp_path)[0] == 0
+    net = nn.Sequential(TimeBatched(nn.Conv2d(2, 3, 3, padding=1)), BEHIND[name]()).eval()
+    sc.export_c(net, torch.rand(20, 2, 2, 4, 5), tmp_path, dtype="float32")
+    assert ("_threshold_values[c]" in (tmp_path / "network.c").read_text()) == ("threshold" in name)
+    wrong, count = differing(tmp_path)
+    assert (wrong, count) == (0, 20 * 2 * 60)
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="a loaded program needs a C compiler, cc")
