@@ -116,7 +116,7 @@ _MOVED_TO: Mapping[str, str] = {
     "spikecore.parallel": "Pipeline",
     "spikecore.stochastic": "EscapeNoise Stochastic",
     "spikecore.training": "InferenceStep TrainingStep",
-    "spikecore_chips": "CProgram VerilogProgram",
+    "spikecore_chips": "CInference CProgram VerilogProgram",
     "spikecore_online": "STDP OnlineTraining",
 }
 #: Such a name -> its module, and its name there.

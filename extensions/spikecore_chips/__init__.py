@@ -2,6 +2,7 @@
 
 from spikecore_chips import quant as quant
 from spikecore_chips._export_c import CProgram, LoadedProgram, export_c
+from spikecore_chips._export_c._inference import CInference
 from spikecore_chips._export_verilog import VerilogProgram, export_verilog
 
-__all__ = ["CProgram", "LoadedProgram", "VerilogProgram", "export_c", "export_verilog", "quant"]
+__all__ = ["CInference", "CProgram", "LoadedProgram", "VerilogProgram", "export_c", "export_verilog", "quant"]

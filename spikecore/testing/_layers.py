@@ -218,7 +218,7 @@ def in_network(
         return Network(neuron, leaves, results(neuron))
 
     first = network(backend)
-    yield "inference_model", sc.inference_model(first, backend=backend)(first.batch), {}
+    yield "inference_model", sc.inference_model(first)(first.batch), {}
     plain = network("torch")
     reached = plain(*plain.batch)
     if not plain.weights() or not any(reached[name].requires_grad for name in cotangents):

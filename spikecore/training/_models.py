@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import functools
 import warnings
-from typing import Any, Callable, Iterable, Optional
+from importlib import import_module
+from typing import Any, Callable, Iterable, Mapping, Optional
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +27,9 @@ from spikecore.training._capture import Capture
 from spikecore.training._graphed import GraphedInference, GraphedTraining
 from spikecore.training._steps import CudaOptions, InferenceStep, Loss, TrainingStep
 from spikecore.words import a_kind, shown
+
+#: A backend that runs whole networks, not neurons -> the name of ``sc`` that makes its inference.
+_OF_NETWORKS: Mapping[Optional[str], str] = {"c": "CInference"}
 
 
 @functools.singledispatch
@@ -61,9 +65,13 @@ def training_model(
 def inference_model(net: nn.Module, *, backend: Optional[str] = None, options: Any = None) -> InferenceStep:
     """A callable ``predict(inputs) -> outputs`` that runs ``net`` in eval mode and without gradients.
 
-    Each call begins at rest, single-step neurons included, unless ``sc.carry_state(net)`` is active.
+    Each call begins at rest, single-step neurons included, unless ``sc.carry_state(net)`` is active. ``backend="c"``
+    runs the whole network as a program in C (:class:`spikecore_chips.CInference`), where it can be exported.
     """
     _check(net, len, options)
+    if backend in _OF_NETWORKS:
+        made: InferenceStep = getattr(import_module("spikecore"), _OF_NETWORKS[backend])(net, options)
+        return made
     predict = _backend_of(net, backend, "inference_model()").inference_model(net, options)
     return GraphedInference(predict, options) if _is_captured(options) else predict
 
