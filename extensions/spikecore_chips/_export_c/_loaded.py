@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spikecore.kernels.shared_library import OPTIONS, library
+from spikecore.kernels.shared_library import NATIVE, OPTIONS, library
 from spikecore.words import a_kind, shown
 from spikecore_chips._export_c._values import BYTES, type_of
 from spikecore_chips.quant import Format
@@ -22,14 +22,25 @@ if TYPE_CHECKING:
 
 __all__ = ["LoadedProgram"]
 
-#: Steps of some samples out of a batch; numbers of one step and one sample lie together.
+#: Steps of some samples out of a batch; numbers of one step and one sample lie together. Of integers, ``rows`` has the
+#: outputs of a step of each sample. And how many inputs are beyond their format.
 _RUN = """#include "{name}.h"
 
-void {name}_run(struct {name} *s, const {name}_in *x, {name}_out *y, int64_t steps, int64_t batch, int64_t first,
-                int64_t last) {{
+void {name}_run(struct {name} *s, const {name}_in *x, {real} *y, {name}_out *rows, int64_t steps, int64_t batch,
+                int64_t first, int64_t last) {{
     for (int64_t b = first; b < last; ++b)
-        for (int64_t t = 0; t < steps; ++t)
-            {name}_step(s + b, x + (t * batch + b) * {name_}_INPUTS, y + (t * batch + b) * {name_}_OUTPUTS);
+        for (int64_t t = 0; t < steps; ++t) {{
+            {real} *to = y + (t * batch + b) * {name_}_OUTPUTS;
+            {name}_out *out = {out};
+            {name}_step(s + b, x + (t * batch + b) * {name_}_INPUTS, out);
+            {scaled}
+        }}
+}}
+
+int64_t {name}_beyond(const {name}_in *x, int64_t count) {{
+    int64_t wrong = 0;
+    for (int64_t i = 0; i < count; ++i) wrong += !(x[i] >= {low} && x[i] <= {high});
+    return wrong;
 }}
 
 void {name}_rest(struct {name} *s, int64_t batch) {{
@@ -44,7 +55,7 @@ _DTYPES = {
     "int32_t": torch.int32,
     "int64_t": torch.int64,
 }
-_OPTIONS = (*OPTIONS, "-O3")  # the last one counts
+_OPTIONS = (*OPTIONS, "-O3", NATIVE)  # the last one of -O2 and -O3 counts
 
 
 class Side:
@@ -57,34 +68,25 @@ class Side:
         #: The type of its numbers in C.
         self.dtype = _DTYPES[type_of(format)]
         #: True if a format has all numbers of its type.
-        self._fills = format is not None and format.high - format.low == 2 ** (8 * BYTES[type_of(format)]) - 1
-        self._scale = 1.0 if format is None else 2.0 ** int(format.frac or 0)
-        self._floats = torch.float32 if format is None or format.bits <= SIGNIFICAND[torch.float32] else torch.float64
+        self.fills = format is None or format.high - format.low == 2 ** (8 * BYTES[type_of(format)]) - 1
+        self.frac = 0 if format is None else int(format.frac or 0)
+        #: The type of its numbers as floats.
+        self.floats = torch.float32 if format is None or format.bits <= SIGNIFICAND[torch.float32] else torch.float64
 
     def integers(self, x: Tensor, owner: str) -> Tensor:
-        """Numbers as the program has them."""
-        if x.dtype == self.dtype:
-            if self.format is None or self._fills or not x.numel():
-                return x
-            if self.format.low <= int(x.min()) and int(x.max()) <= self.format.high:
-                return x
-            raise ValueError(f"{owner}: the input has integers beyond {self.format}")
+        """Floats as the program has them."""
         if self.format is None:
             raise TypeError(f"{owner}: the input is {x.dtype}, and the program computes in float32; give that")
         if not x.is_floating_point() and x.dtype != torch.bool:
             raise TypeError(f"{owner}: the input is {x.dtype}; give floats, or the program's integers, {self.dtype}")
         if self._rounds is not None:
             return self._rounds(x).to(self.dtype)
-        scaled = x.double() * self._scale
+        scaled = x.double() * 2.0**self.frac
         if bool(((scaled != scaled.round()) | (scaled < self.format.low) | (scaled > self.format.high)).any()):
             raise ValueError(
                 f"{owner}: the input has numbers that are none of {self.format}; give these, or {self.dtype}"
             )
         return scaled.to(self.dtype)
-
-    def floats(self, y: Tensor) -> Tensor:
-        """Numbers of the program as floats."""
-        return y if self.format is None else y.to(self._floats) / self._scale
 
 
 class LoadedProgram:
@@ -114,12 +116,24 @@ class LoadedProgram:
         name = program.name
         self._batch, self._name = batch or 1, name
         self._threads = min(threads, self._batch)
-        run = _RUN.format(name=name, name_=name.upper())
+        x, y = self._input, self._output
+        words = {"out": "to", "scaled": ""}
+        if y.format is not None:
+            scaled = f"for (int i = 0; i < {name.upper()}_OUTPUTS; ++i) to[i] = out[i] * 0x1p{-y.frac};"
+            words = {"out": f"rows + b * {name.upper()}_OUTPUTS", "scaled": scaled}
+        low, high = (0, 0) if x.format is None else (int(x.format.low), int(x.format.high))
+        real = "float" if y.floats == torch.float32 else "double"
+        run = _RUN.format(name=name, name_=name.upper(), real=real, low=low, high=high, **words)
         self._library = made = library(name, {**program.sources, f"{name}_run.c": run}, _OPTIONS)
-        self._run, self._rest = made[f"{name}_run"], made[f"{name}_rest"]
+        self._run, self._rest, self._beyond = (made[f"{name}_{what}"] for what in ("run", "rest", "beyond"))
         self._run.restype = self._rest.restype = None
-        self._run.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_int64] * 4
-        self._rest.argtypes = [ctypes.c_void_p, ctypes.c_int64]
+        self._run.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_int64] * 4
+        self._rest.argtypes = self._beyond.argtypes = [ctypes.c_void_p, ctypes.c_int64]
+        self._rows = torch.empty((self._batch, *y.shape), dtype=y.dtype)
+        #: What leads in the shape of the last input, that shape, and an output as the last one.
+        self._leads: Optional[Tuple[int, ...]] = None
+        self._shape: Tuple[int, ...] = ()
+        self._like = self._rows
         self._state = np.zeros((self._batch, program.memory), np.uint8)
         self._place = self._state.ctypes.data
         self.reset()
@@ -142,25 +156,35 @@ class LoadedProgram:
         values = torch.from_numpy(np.require(x, requirements=("C", "W"))) if isinstance(x, np.ndarray) else x
         if not isinstance(values, Tensor):
             raise TypeError(f"{self._name}: the input is {a_kind(x)}; give a tensor on the CPU or a NumPy array")
-        if values.shape != (*leading, *self._input.shape):
-            raise ValueError(
-                f"{self._name}: the input has shape {list(x.shape)} and must have "
-                f"{[*leading, *self._input.shape]}; a step has no time, run(x) takes [T, ...], and "
-                "program.load(batch=B) has B samples in a step"
-            )
+        if leading != self._leads or values.shape != self._shape:
+            self._begin(values, leading)
         if not values.is_cpu:
             raise ValueError(f"{self._name}: the input is on {values.device}; C runs on the CPU: x.cpu()")
-        read = self._input.integers(values, self._name).resolve_neg().contiguous()
-        out = torch.empty((*leading, *self._output.shape), dtype=self._output.dtype, device="cpu")
-        call, pointers = self._run, (self._place, read.data_ptr(), out.data_ptr())
+        if values.dtype != self._input.dtype:
+            values = self._input.integers(values, self._name)
+        read = values if values.is_contiguous() and not values.is_neg() else values.resolve_neg().contiguous()
+        if not self._input.fills and self._beyond(read.data_ptr(), read.numel()):
+            raise ValueError(f"{self._name}: the input has integers beyond {self._input.format}")
+        out = torch.empty_like(self._like)
+        call, pointers = self._run, (self._place, read.data_ptr(), out.data_ptr(), self._rows.data_ptr())
         if self._threads == 1:
             call(*pointers, steps, self._batch, 0, self._batch)
         else:
             ends = [self._batch * k // self._threads for k in range(self._threads + 1)]
             with ThreadPoolExecutor(self._threads) as pool:
                 list(pool.map(partial(call, *pointers, steps, self._batch), ends, ends[1:]))
-        result = self._output.floats(out)
-        return result.numpy() if isinstance(x, np.ndarray) else result
+        return out.numpy() if isinstance(x, np.ndarray) else out
+
+    def _begin(self, x: Tensor, leading: Tuple[int, ...]) -> None:
+        """Check the shape of an input, and keep it for the next one."""
+        shape = (*leading, *self._input.shape)
+        if x.shape != shape:
+            raise ValueError(
+                f"{self._name}: the input has shape {list(x.shape)} and must have {[*shape]}; a step has no time, "
+                "run(x) takes [T, ...], and program.load(batch=B) has B samples in a step"
+            )
+        self._leads, self._shape = leading, shape
+        self._like = torch.empty((*leading, *self._output.shape), dtype=self._output.floats, device="cpu")
 
     def __reduce__(self) -> Any:
         raise TypeError(f"{self._name}: a loaded program has memory of this process; load it again there")

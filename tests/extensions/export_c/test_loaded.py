@@ -130,6 +130,18 @@ def test_errors(tmp_path: Path, call: Callable[[Any], Any], error: type, text: s
         call(program)
 
 
+def test_a_compiler_that_does_not_know_the_processor(
+    exported: Tuple[Any, Tensor], x: Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without its instructions, and with the same bits."""
+    script = tmp_path / "plain-cc"
+    script.write_text('#!/bin/sh\ncase "$*" in *march=native*) exit 1;; esac\nexec cc "$@"\n')
+    script.chmod(0o755)
+    y = exported[0].load(batch=5).run(x)
+    monkeypatch.setenv("CC", str(script))
+    assert torch.equal(exported[0].load(batch=5).run(x), y)
+
+
 def test_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = sc.export_c(recurrent(), inputs(3, 1, 6), tmp_path, dtype="float32")
     monkeypatch.setenv("CC", "no-such-compiler")
