@@ -300,7 +300,8 @@ class Pool(Part):
         (_, height, width), (channels, rows, columns), kernel, stride, padding, _ = self.window
         together, most = self.x.innermost, self.kind == "max"
         every = f"for (int c = 0; c < {together}; ++c) "
-        taken = "out[c] = first || from[c] > out[c] ? from[c] : out[c];" if most else "out[c] += from[c];"
+        largest = [f"if (first) {every}out[c] = from[c];", f"else {every}out[c] = from[c] > out[c] ? from[c] : out[c];"]
+        taken = [*largest, "first = 0;"] if most else [f"{every}out[c] += from[c];"]
         return [
             f"for (int n = 0; n < {channels // together}; ++n, in += {height * width})",
             f"    for (int row = 0; row < {rows}; ++row)",
@@ -313,8 +314,7 @@ class Pool(Part):
             f"                    const int at_column = {_with(f'column * {stride[1]} + w', -padding[1])};",
             f"                    if (at_column < 0 || at_column >= {width}) continue;",
             f"                    const {self.x.type} *from = in + (at_row * {width} + at_column) * {together};",
-            f"                    {every}{taken}",
-            *(["                    first = 0;"] if most else []),
+            *(f"                    {line}" for line in taken),
             "                }",
             "            }",
             *([f"            {every}out[c] /= {float(kernel[0] * kernel[1])}f;"] if self._divided else []),
