@@ -186,17 +186,20 @@ def kernel(**options: Any) -> None:
     epilog=_examples(
         "export package.module:network --example data.pt --out folder",
         "export model.py:net --example x.pt --out folder --inputs 0,0,1",
+        "export model.py:net --example x.pt --onnx net.onnx",
     )
 )
 @click.argument("network", metavar="MODULE:NAME")
 @_path("--example", required=True, help="Inputs over time, [T, B, ...], as torch.save wrote them.")
-@_path("--out", metavar="DIR", required=True, help="Folder to write the program into.")
-@_option("--name", default="network", help="Name of the program: of its files, its struct and its functions.")
-@_choice("--dtype", "fixed", "float32", default="fixed", help="Integers, or floats of 32 bits.")
-@_option("--inputs", metavar="FRAC,LOW,HIGH", help="Format of the inputs: 0,0,1 for spikes.")
-@_flag("--json", "as_json", help="Print JSON: folder, files, flash, memory, inputs, outputs.")
+@_path("--out", metavar="DIR", help="Write a program in C into this folder.")
+@_path("--onnx", help="Write this file of ONNX instead.")
+@_option("--steps", metavar="any|N", default="any", help="Time steps that ONNX takes: any number, or N unrolled ones.")
+@_option("--name", default="network", help="Name of the program in C: of its files, its struct and its functions.")
+@_choice("--dtype", "fixed", "float32", default="fixed", help="C of integers, or of floats of 32 bits.")
+@_option("--inputs", metavar="FRAC,LOW,HIGH", help="Format of the inputs of C: 0,0,1 for spikes.")
+@_flag("--json", "as_json", help="Print JSON: folder, files and sizes, or file, bytes, input and compared.")
 def export(**options: Any) -> None:
-    """Write a network as a program in C11, for machines without Python.
+    """Write a network as a program in C11, for machines without Python, or as ONNX.
 
     MODULE:NAME is a network, or a class or function that makes one without arguments. MODULE is a file's path or an
     importable module.

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
-from typing import Any, Callable, Dict, Tuple
+from typing import Any, Callable, Dict, Sequence, Tuple
 
 import pytest
 import torch
+from click.testing import CliRunner
 from torch import Tensor, nn
 
 import spikecore as sc
 from spikecore import scan
+from spikecore.cli import app
 
 if not hasattr(getattr(torch, "compiler", None), "is_exporting"):
     pytest.skip("torch says that it exports from 2.7 on", allow_module_level=True)
@@ -279,7 +282,8 @@ def onnx_session(net: nn.Module, x: Tensor, shapes: Any, path: Path) -> Any:
     pytest.importorskip("onnxscript", reason="onnxscript, which is in the extra onnx, is not installed")
     onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime, which is in the extra onnx, is not installed")
     args = (x,) if isinstance(net, nn.Module) else ()
-    torch.onnx.export(net, args, str(path), dynamo=True, verbose=False, dynamic_shapes=shapes)
+    with torch.no_grad():
+        torch.onnx.export(net, args, str(path), dynamo=True, verbose=False, dynamic_shapes=shapes)
     return onnxruntime.InferenceSession(str(path))
 
 
@@ -299,10 +303,90 @@ def test_onnxruntime_gives_the_same_spikes(name: str, backend: str, tmp_path: Pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["convolutional", "gated"])
+@pytest.mark.parametrize("name", ["convolutional", "delayed", "gated"])
 def test_one_onnx_file_takes_any_number_of_steps(name: str, tmp_path: Path) -> None:
     """Each layer of neurons is one node Scan."""
     net, program = any_length(name)
     session = onnx_session(program, torch.empty(0), None, tmp_path / "net.onnx")
     (given,) = session.get_inputs()
     compare(name, net, lambda x: torch.from_numpy(session.run(None, {given.name: x.numpy()})[0]), 1e-6)
+
+
+#: A network of the command line, one that cannot be exported, and an example of one sample.
+COMMANDED = """
+import torch
+from torch import nn
+import spikecore as sc
+
+torch.manual_seed(0)
+net = nn.Sequential(nn.Linear(6, 5), sc.Recurrent(sc.LIF(threshold=0.3), sc.Delay(nn.Linear(5, 5), 3, learn=())))
+
+
+class Longer(nn.Module):
+    def forward(self, x):
+        return x[:5] if x.shape[0] > 5 else x
+
+
+class Branching(nn.Module):
+    def forward(self, x):
+        return x if x.sum() > 0 else -x
+"""
+
+
+@pytest.fixture
+def commanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """``spikecore export`` in a folder with ``onnx_model.py`` and ``x.pt``, seven steps of one sample."""
+    pytest.importorskip("onnxruntime", reason="onnxruntime, which is in the extra onnx, is not installed")
+    (tmp_path / "onnx_model.py").write_text(COMMANDED)
+    torch.manual_seed(1)
+    torch.save(torch.randn(7, 1, 6) * 3, tmp_path / "x.pt")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return lambda words: CliRunner().invoke(app, ["export", *words.split()])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("steps", "sizes"), [("any", (1, 7, 40)), ("5", (5,))])
+def test_the_command_writes_one_file(steps: str, sizes: Sequence[int], commanded: Callable[..., Any]) -> None:
+    """It takes any number of steps, or those asked for, and any batch; it says what it is and compares it itself."""
+    import onnxruntime
+
+    done = commanded(f"onnx_model.py:net --example x.pt --onnx net.onnx --steps {steps} --json")
+    assert done.exit_code == 0, done.output
+    facts = json.loads(done.stdout)
+    assert facts["bytes"] == Path("net.onnx").stat().st_size
+    assert facts["input"] == [steps if steps == "any" else 5, "any", 6]
+    assert facts["compared"]["differing"] == 0
+    import onnx_model
+
+    session = onnxruntime.InferenceSession("net.onnx")
+    for length in sizes:
+        x = torch.randn(length, 3, 6) * 3
+        with torch.no_grad():
+            want = onnx_model.net.eval()(x)
+        (got,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+        assert torch.equal(torch.from_numpy(got), want)
+    assert 0 < want.mean() < 1
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("net", "give --out DIR for a program in C, or --onnx FILE"),
+        ("net --onnx n.onnx --inputs 0,0,1", "--inputs 0,0,1 is of programs in C; leave it out beside --onnx"),
+        ("net --out c --steps 4", "--steps 4 is of ONNX; a program in C computes one step at a call"),
+        ("net --onnx n.onnx --steps few", "--steps few must be any, or a whole number above 0"),
+        ("net --onnx n.onnx --steps 9", "the example has 7 steps; save one of 9 or more, or give any"),
+        ("Longer --onnx n.onnx", "does not take any number of steps; give --steps 7"),
+        ("Branching --onnx n.onnx", "torch.export cannot trace the network: "),
+    ],
+)
+def test_errors_of_the_command_name_the_option(words: str, said: str, commanded: Callable[..., Any]) -> None:
+    """The option, its value and the way out, in one sentence; no file is left."""
+    name, _, rest = words.partition(" ")
+    done = commanded(f"onnx_model.py:{name} --example x.pt {rest}")
+    assert done.exit_code == 2, done.output
+    assert said in " ".join(done.output.split())
+    assert not Path("n.onnx").exists()
+    assert not Path("c").exists()
