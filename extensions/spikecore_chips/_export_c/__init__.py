@@ -13,15 +13,15 @@ from spikecore import graph
 from spikecore.lang.render import C_WORDS
 from spikecore_chips._export_c._graph import Refused, Step, step_of
 from spikecore_chips._export_c._loaded import LoadedProgram, Side
-from spikecore_chips._export_c._program import Built, source, words_of_header
+from spikecore_chips._export_c._program import Built, source, words_of_header, words_of_web
 from spikecore_chips._export_c._written import check_arguments, filled, recorded, recorded_table, write
 from spikecore_chips.quant import Format
 
 __all__ = ["CProgram", "LoadedProgram", "export_c"]
 
 _DTYPES = ("fixed", "float32")
-#: The test's own files.
-_OF_TEST = ("recorded",)
+#: The test's own files, and that of the web.
+_OF_TEST = ("recorded", "web")
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,8 @@ def export_c(
     They allocate nothing, and need no library beyond ``stdint.h``, and ``math.h`` where a float32 network calls one of
     its functions. A neuron's step is printed from its program, with its names. Layers skip inputs that are 0. Beside
     the program lie the samples of ``example``, what the network makes of them, and a ``Makefile``: ``make test``
-    compares them on this machine, ``make test-cortex-m4`` on an emulated Cortex-M4, ``make test-wasm`` as WebAssembly.
+    compares them on this machine, ``make test-cortex-m4`` on an emulated Cortex-M4, ``make test-wasm`` as WebAssembly;
+    ``make web`` compiles ``web/NAME.wasm``, which ``web/NAME.mjs`` calls in a page.
 
     With ``dtype="fixed"`` all numbers are integers, and outputs are those of the network in PyTorch, bit for bit: each
     value is a multiple of a power of two, and the export fails where one is not, or where the network's floats could
@@ -150,6 +151,7 @@ def _files(built: Built, step: Step, name: str) -> Dict[str, str]:
         "compare": _COMPARED[built.output.format is not None],
         "float": "-mfloat-abi=soft" if fixed else "-mfloat-abi=hard -mfpu=fpv4-sp-d16",
     }
-    words.update(words_of_header(built))
-    around = {file: filled(__name__, template, words) for file, template in _TEMPLATES.items()}
+    words.update({**words_of_header(built), **words_of_web(built)})
+    templates = {**_TEMPLATES, f"web/{name}.mjs": "web.mjs", "web/web.c": "web.c"}
+    around = {file: filled(__name__, template, words) for file, template in templates.items()}
     return {f"{name}.h": filled(__name__, "program.h", words), f"{name}.c": source(built, name), **around}

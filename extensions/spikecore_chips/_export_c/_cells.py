@@ -62,8 +62,9 @@ class Cells(Part):
         self.constants = self._evaluated(torch.float64 if fixed is torch.float64 else torch.float32)
         for state, initial in zip(program.states, program.initial):
             leaf = Node("state", (), state)
-            rest = self._text(f"{self.name}_{state}_rest", initial, self.formats.get(leaf), f"i % {self.x.innermost}")
-            self.fields.append(Field(type_of(self.formats.get(leaf)), self._field(state), self.output.count, rest))
+            format = self.formats.get(leaf)
+            rest = self._text(f"{self.name}_{state}_rest", initial, format, f"i % {self.x.innermost}")
+            self.fields.append(Field(type_of(format), self._field(state), self.output.count, rest, format))
         # a factor of what is always 0 is in no line
         text = "\n".join([*self.lines(), *(field.rest for field in self.fields)])
         self.tables = [table for table in self.tables if f"{table.name}[" in text]

@@ -33,6 +33,7 @@ class Field(NamedTuple):
     name: str
     numbers: int
     rest: str = "0"
+    format: Optional[Format] = None
 
     @property
     def bytes(self) -> int:
@@ -450,7 +451,10 @@ class DelayedLinear(Part):
 def ring(part: Part, rows: int) -> List[Field]:
     """The last inputs of a part, row after row, and the row of this step."""
     count = part.x.count
-    return [Field(part.x.type, f"{part.name}_past", rows * count), Field("int32_t", f"{part.name}_at", 1)]
+    return [
+        Field(part.x.type, f"{part.name}_past", rows * count, format=part.x.format),
+        Field("int32_t", f"{part.name}_at", 1),
+    ]
 
 
 def remembered(name: str, count: int) -> List[str]:

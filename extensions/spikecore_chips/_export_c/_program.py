@@ -285,7 +285,7 @@ class Built:
 
     def _fields(self) -> List[Field]:
         lasting = [part.output for part in self.parts if part.output.lasts]
-        arrays = [Field(value.type, value.name, value.count) for value in lasting]
+        arrays = [Field(value.type, value.name, value.count, format=value.format) for value in lasting]
         return [*arrays, *(field for part in self.parts for field in part.fields)]
 
     def _refuse_equal_names(self) -> None:
@@ -447,6 +447,32 @@ def words_of_header(built: Built) -> Dict[str, str]:
         "memory": str(built.memory),
         "fields": "\n".join(fields or ["    uint8_t none;"]),
     }
+
+
+#: Types of C -> those of arrays in JavaScript.
+_OF_JAVASCRIPT = {
+    "uint8_t": "Uint8Array",
+    "int8_t": "Int8Array",
+    "int16_t": "Int16Array",
+    "int32_t": "Int32Array",
+    "int64_t": "BigInt64Array",
+    "float": "Float32Array",
+}
+
+
+def words_of_web(built: Built) -> Dict[str, str]:
+    """Words for the places of ``web/``: arrays that a page sees, those of which a step leaves the numbers."""
+    left = [slot.values[-1] for slot in built.slots]
+    named: List[Any] = [("x", built.input), ("y", built.output), *((value.name, value) for value in left)]
+    named += [(field.name, field) for field in built.fields]
+    rows = []
+    for name, each in named:
+        count = each.numbers if isinstance(each, Field) else each.count
+        scale = f"2 ** {-(each.format.frac or 0)}" if each.format is not None else "1"
+        rows.append(f'  ["{name}", {_OF_JAVASCRIPT[each.type]}, {count}, {scale}],')
+    places = [*(value.place.replace("s->", "s.") for value in left), *(f"s.{field.name}" for field in built.fields)]
+    cases = [f"    case {k}: return {place};" for k, place in enumerate(places, 2)]
+    return {"arrays": "\n".join(rows), "places": "\n".join(cases)}
 
 
 def described(value: Value) -> str:
