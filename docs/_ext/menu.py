@@ -40,7 +40,7 @@ MENU: Dict[str, List[str]] = {
     "layers": ["calls", "recurrent", "parameters", "neurons"],
     "training": ["sequences", "events", "trainers", "recipes"],
     "online": ["spike-times", "programs", "results", "transforms"],
-    "speed": ["looking-inside", "many-gpus", "export", "microcontrollers", "fpga"],
+    "speed": ["looking-inside", "many-gpus", "export", "live", "microcontrollers", "fpga"],
     "reference": [
         "surrogates",
         "operations",
