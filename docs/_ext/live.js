@@ -21,7 +21,7 @@ function counted() {
   const middle = [0, 1].map((k) => (Math.min(...points.map((p) => p[k])) + Math.max(...points.map((p) => p[k]))) / 2);
   const size = Math.max(0.25, ...[0, 1].map((k) => 2 * Math.max(...points.map((p) => Math.abs(p[k] - middle[k])))));
   small.clearRect(0, 0, 32, 32);
-  trace(small, ([x, y]) => [16 + ((x - middle[0]) / size) * 28, 16 + ((y - middle[1]) / size) * 28], 4);
+  trace(small, ([x, y]) => [16 + ((x - middle[0]) / size) * 26.5, 16 + ((y - middle[1]) / size) * 26.5], 5.5);
   const alpha = small.getImageData(0, 0, 32, 32).data, counts = new Array(64).fill(0);
   for (let k = 0; k < 1024; k++) {
     if (alpha[4 * k + 3] > 127) counts[8 * (k >> 7) + ((k & 31) >> 2)]++;

@@ -216,9 +216,9 @@ def test_the_live_page_decides(live: Any) -> None:
       while (steps() < 16) await new Promise((done) => setTimeout(done, 20));
       return part("decision").textContent;
     }
-    function draw(points) {
+    function draw(stroke) {
       const field = part("draw"), box = field.getBoundingClientRect();
-      points.forEach(([x, y], k) => {
+      stroke.forEach(([x, y], k) => {
         const at = { clientX: box.left + x * box.width, clientY: box.top + y * box.height, bubbles: true };
         field.dispatchEvent(new frame.contentWindow.PointerEvent(k ? "pointermove" : "pointerdown", at));
       });
@@ -226,22 +226,24 @@ def test_the_live_page_decides(live: Any) -> None:
     }
     const turn = (k) => k / 16 * Math.PI;
     const circle = Array.from({ length: 33 }, (_, k) => [0.5 + 0.2 * Math.sin(turn(k)), 0.5 - 0.3 * Math.cos(turn(k))]);
-    const drawn = { 0: circle, 1: [[0.5, 0.2], [0.5, 0.8]], 7: [[0.3, 0.2], [0.7, 0.2], [0.45, 0.8]] };
+    const two = [[0.32, 0.3], [0.4, 0.2], [0.55, 0.18], [0.66, 0.28], [0.64, 0.42], [0.32, 0.8], [0.7, 0.8]];
+    const four = [[[0.55, 0.2], [0.3, 0.6], [0.75, 0.6]], [[0.6, 0.4], [0.58, 0.85]]];
+    const drawn = { 0: [circle], 1: [[[0.5, 0.2], [0.5, 0.8]]], 2: [two], 4: four };
     const results = { empty: part("decision").textContent, samples: [], drawn: {} };
     for (const button of [...page.querySelectorAll(".samples button")]) {
       button.click();
       results.samples.push(await decided());
     }
-    for (const [digit, points] of Object.entries(drawn)) {
+    for (const [digit, strokes] of Object.entries(drawn)) {
       part("clear").click();
-      draw(points);
+      strokes.forEach(draw);
       results.drawn[digit] = await decided();
     }
     answer(results);
     """
     results = in_chromium(live.folder, program)
     assert results["empty"] == "?"
-    assert results["drawn"] == {"0": "0", "1": "1", "7": "7"}
+    assert results["drawn"] == {digit: digit for digit in "0124"}
     with torch.no_grad():
         chosen = torch.stack([live.images[int((live.labels == digit).nonzero()[0])] for digit in range(10)])
         counts = live.net((chosen.flatten(1) / 16).expand(16, -1, -1)).sum(0)

@@ -105,6 +105,14 @@ def test_nothing_undefined(exported: Path) -> None:
     assert differing(exported, "test", CHECKED)[0] == 0
 
 
+def test_what_a_page_calls_compiles(exported: Path) -> None:
+    """All arrays that web/NAME.mjs names are there, without a warning."""
+    name = next(exported.glob("*.h")).stem
+    arrays = [line for line in (exported / f"web/{name}.mjs").read_text().splitlines() if line.startswith("  [")]
+    assert f"case {len(arrays) - 1}:" in (exported / "web/web.c").read_text()
+    assert differing(exported, "test", f"SOURCES={name}.c test/recorded.c web/web.c")[0] == 0
+
+
 def test_another_compiler(exported: Path) -> None:
     """Clang warns of nothing either, and has the same bits."""
     needs("test-wasm")
