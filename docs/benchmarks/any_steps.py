@@ -1,6 +1,6 @@
 """Exported programs of any number of steps: outputs that differ, and sizes and times beside unrolled programs.
 
-    python docs/benchmarks/any_steps.py [--unrolled 25 100] [--rounds 20] [--web]
+    python docs/benchmarks/any_steps.py [--tables bits times] [--unrolled 25 100] [--rounds 20] [--web]
 
 The first table has one file for each neuron and network, at three numbers of steps and samples: outputs that are not
 PyTorch's, in a saved and loaded ``.pt2``, in ONNX Runtime, and with ``--web`` in Node and headless Chromium
@@ -251,6 +251,7 @@ def times(folder: Path, unrolled: Sequence[int], rounds: int, web: bool) -> None
 def main() -> None:
     """Print both tables."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--tables", nargs="*", default=["bits", "times"])
     parser.add_argument("--unrolled", type=int, nargs="*", default=[25, 100], help="steps of unrolled programs")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--web", action="store_true", help="also in Node and Chromium")
@@ -263,8 +264,10 @@ def main() -> None:
         folder = Path(where)
         if options.web:
             onnxruntime_web(folder)
-        bits(folder, options.web)
-        times(folder, options.unrolled, options.rounds, options.web)
+        if "bits" in options.tables:
+            bits(folder, options.web)
+        if "times" in options.tables:
+            times(folder, options.unrolled, options.rounds, options.web)
 
 
 if __name__ == "__main__":

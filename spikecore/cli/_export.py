@@ -81,6 +81,8 @@ def _file(net: nn.Module, example: Tensor, file: Path, steps: str, as_json: bool
     lacking = [name for name in ("onnx", "onnxscript") if find_spec(name) is None]
     if lacking:
         raise ImportError(f"--onnx needs {' and '.join(lacking)}: pip install 'spikecore[onnx]'")
+    if not hasattr(getattr(torch, "compiler", None), "is_exporting"):
+        raise ImportError(f"--onnx needs torch 2.7 or later, and this is {torch.__version__}")
     x, dynamic = _sized(example, steps)
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it says which libraries it did not see
     # without gradients, which a scan of a layer with delays would make part of its step
