@@ -77,6 +77,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Tuple[Path, Dict[str, 
     if not hasattr(torch.ops.higher_order, "scan"):
         pytest.skip("this torch has no scan")
     folder = tmp_path_factory.mktemp("onnx")
+    version = onnxruntime_web(folder)
     sizes = ({0: torch.export.Dim("steps", min=2), 1: torch.export.Dim("batch")},)
     given, wanted = {}, {}
     for name, (make, shape) in NETWORKS.items():
@@ -97,7 +98,6 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Tuple[Path, Dict[str, 
         assert wanted[name][-1].ne(0).float().mean() > 0.02, name
     (folder / "given.json").write_text(json.dumps(given))
     (folder / "net.mjs").write_text(block("export.md", "js"))
-    version = onnxruntime_web(folder)
     page = block("export.md", "html")
     assert f"onnxruntime-web@{version}/" in page, f"docs/export.md shows another version than {version}"
     (folder / "page.html").write_text(re.sub(r"https://cdn[^@]*@[^/]*", "./node_modules/onnxruntime-web", page))
