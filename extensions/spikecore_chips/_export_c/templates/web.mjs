@@ -8,7 +8,8 @@
 // y: @outputs@
 //
 // net.arrays has these two, the states, and what a step leaves of its sums and spikes: views of the memory, which each
-// step changes. A number n of net.arrays.NAME stands for n * net.scales.NAME.
+// step changes. A number n of net.arrays.NAME stands for n * net.scales.NAME. Behind a convolution the channels of a
+// place lie side by side.
 
 const ARRAYS = [
 @arrays@
