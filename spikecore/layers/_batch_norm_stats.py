@@ -42,6 +42,9 @@ class Norm(NamedTuple):
     mean: Optional[Tensor]
     variance: Optional[Tensor]
     calls: Optional[Tensor]
+    #: A number for each channel that is to be added to the input, and is not: (x + shift) - mean(x + shift) = x -
+    #: mean(x).
+    shift: Optional[Tensor] = None
 
 
 def check_norm(owner: str, norm: Any, name: str = "norm") -> None:
@@ -85,7 +88,20 @@ def takes_batch(norm: Norm) -> bool:
     return norm.module.training or norm.mean is None
 
 
-def norm_of(module: Any) -> Norm:
+class _Unseen(torch.autograd.Function):
+    """A bias, beside a shift of which nothing depends on: its gradient is 0."""
+
+    @staticmethod
+    def forward(ctx: Any, bias: Tensor, shift: Tensor) -> Tensor:
+        ctx.shift = shift.detach()
+        return bias.view_as(bias)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tuple[Tensor, Tensor]:
+        return grad, torch.zeros_like(ctx.shift)
+
+
+def norm_of(module: Any, shift: Optional[Tensor] = None) -> Norm:
     """A batch normalisation with the tensors that it has."""
     affine, buffers = module._parameters, module._buffers
     try:
@@ -96,10 +112,11 @@ def norm_of(module: Any) -> Norm:
             buffers["running_mean"],
             buffers["running_var"],
             buffers["num_batches_tracked"],
+            shift,
         )
     except KeyError:  # one is computed, as by nn.utils.parametrize
         statistics = module.running_mean, module.running_var, module.num_batches_tracked
-        return Norm(module, module.weight, module.bias, *statistics)
+        return Norm(module, module.weight, module.bias, *statistics, shift)
 
 
 def fits(norm: Norm, x: Tensor, channel_dim: int) -> bool:
@@ -152,16 +169,20 @@ def constants(
     """
     if takes_batch(norm):
         by_kernels = None if statistics is None else _by_kernels(norm, x, dim, statistics)
-        mean, rstd = by_kernels or _by_torch(norm.module, x, dim, moments)
+        mean, rstd = by_kernels or _by_torch(norm, x, dim, moments)
     else:
         running: Any = norm.mean
         compute = compute_dtype(x.dtype)
         # backward reads the mean: a copy is not moved by a call in training before it
         mean = running.to(compute, copy=torch.is_grad_enabled())
+        mean = mean if norm.shift is None else mean - norm.shift.detach()
         rstd = torch.rsqrt(norm.variance.to(compute) + norm.module.eps)  # type: ignore[union-attr]  # see fits
     # one of the two may be None: torch's batch normalisation takes bias=False
     weight = torch.ones_like(mean) if norm.weight is None else norm.weight
-    return mean, rstd, weight, torch.zeros_like(mean) if norm.bias is None else norm.bias
+    bias = torch.zeros_like(mean) if norm.bias is None else norm.bias
+    if norm.shift is not None and torch.is_grad_enabled() and bias.requires_grad and norm.shift.requires_grad:
+        bias = _Unseen.apply(bias, norm.shift)  # type: ignore[no-untyped-call]  # torch says nothing
+    return mean, rstd, weight, bias
 
 
 def _by_kernels(norm: Norm, x: Tensor, dim: int, statistics: Statistics) -> Optional[Tuple[Tensor, Tensor]]:
@@ -175,6 +196,8 @@ def _by_kernels(norm: Norm, x: Tensor, dim: int, statistics: Statistics) -> Opti
         if running is None:
             return None
     result = statistics(x, dim, module.eps, running)
+    if result is not None and running is not None:
+        _shift(norm, running[3])
     # torch.compile sees an op that says what it writes
     if result is not None and running is not None and not is_compiling():
         for value in running[:3]:
@@ -199,9 +222,16 @@ def _running_of(norm: Norm, device: torch.device) -> Optional[Running]:
 
 
 @torch.no_grad()
-def _by_torch(norm: Any, x: Tensor, dim: int, moments: Optional[Moments]) -> Tuple[Tensor, Tensor]:
+def _shift(norm: Norm, factor: float) -> None:
+    """Move the running mean by what was not added to an input that has moved it by this factor."""
+    if norm.shift is not None:
+        norm.mean.add_(norm.shift, alpha=factor)  # type: ignore[union-attr]  # it was moved
+
+
+@torch.no_grad()
+def _by_torch(of: Norm, x: Tensor, dim: int, moments: Optional[Moments]) -> Tuple[Tensor, Tensor]:
     """Mean and 1 / sqrt(variance + eps) of a batch, by which the running statistics have been moved."""
-    compute = compute_dtype(x.dtype)
+    norm, compute = of.module, compute_dtype(x.dtype)
     moves = norm.training and norm.track_running_stats and norm.running_mean is not None
     factor = _counted(norm) if norm.training and norm.track_running_stats else 0.0
     # whether there is such a method is asked by `is None`: whether a method is true, torch.compile of 2.11 cannot ask
@@ -217,6 +247,7 @@ def _by_torch(norm: Any, x: Tensor, dim: int, moments: Optional[Moments]) -> Tup
         variance, mean = torch.var_mean(x.to(compute), [d for d in range(x.ndim) if d != 1], correction=0)
     elif moves and norm.running_mean.dtype == compute:
         mean, variance = torch.batch_norm_update_stats(x, norm.running_mean, norm.running_var, factor)
+        _shift(of, factor)
         return mean, torch.rsqrt(variance + norm.eps)
     else:
         # of half input without running statistics it gives half results
@@ -226,6 +257,7 @@ def _by_torch(norm: Any, x: Tensor, dim: int, moments: Optional[Moments]) -> Tup
         n = x.numel() // x.shape[1]
         for running, value in ((norm.running_mean, mean), (norm.running_var, variance * (n / (n - 1)))):
             running.lerp_(value.to(running.dtype), factor)
+        _shift(of, factor)
     return mean, torch.rsqrt(variance + norm.eps)
 
 

@@ -9,7 +9,7 @@ from torch import fx, nn
 
 from spikecore.core.modules import calls_as
 from spikecore.core.neuron import Neuron
-from spikecore.graph import Call, Graph, layers_in_turn, read_block, read_parts
+from spikecore.graph import CONVOLUTIONS, Call, Graph, layers_in_turn, read_block, read_parts
 from spikecore.layers._batch_norm_stats import DIMS, is_plain_norm, kind_of
 from spikecore.layers._norm_neuron import NormPlace
 
@@ -34,6 +34,11 @@ class Pair(NamedTuple):
     def norms(self) -> Tuple[Call, ...]:
         """One or two."""
         return (self.norm,) if self.shortcut_norm is None else (self.norm, self.shortcut_norm)
+
+    @property
+    def biased(self) -> Tuple[Optional[Call], ...]:
+        """Of each normalisation the layer before it, if the normalisation can take over its bias."""
+        return tuple([_biased(self.graph, norm) for norm in self.norms])
 
     @property
     def path(self) -> str:
@@ -190,6 +195,18 @@ def _is_identity(call: Call) -> bool:
 
 def _is_shape(call: Call) -> bool:
     return call.module is None and call.is_move and not call.kwargs
+
+
+def _biased(graph: Graph, norm: Call) -> Optional[Call]:
+    """The layer whose output alone a normalisation gets, if that adds a bias that nothing else uses."""
+    layer = norm.source
+    if layer is None or layer.layer not in (nn.Linear, *CONVOLUTIONS) or layer.readers != [norm] or layer.is_hooked:
+        return None
+    module, bias = layer.module, layer.module._parameters.get("bias")
+    called = len(graph.calls_of(module)) == len(graph.calls_of(norm.module))
+    alone = bias is not None and {call.module for call in graph.uses(bias)} == {module}
+    is_place = [other for other in graph.net.modules() if module in other._modules.values()]
+    return layer if called and alone and len(is_place) == 1 and len(layer.node.users) == 1 else None
 
 
 # -- where the channels are

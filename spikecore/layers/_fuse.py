@@ -17,7 +17,7 @@ from spikecore.core.modules import replace_modules
 from spikecore.core.neuron import Neuron
 from spikecore.graph import Rewritten
 from spikecore.layers._fusable import fusable
-from spikecore.layers._norm_neuron import NormNeuron, NormPlace
+from spikecore.layers._norm_neuron import BIASES, NormNeuron, NormPlace
 from spikecore.layers._pooling import compact, plain
 
 
@@ -46,6 +46,9 @@ def fuse(net: nn.Module) -> nn.Module:
     instead of its input. Not replaced is pooling with ``ceil_mode``, ``dilation``, ``return_indices``,
     ``divisor_override``, or a maximum of more than 256 values.
 
+    A bias of a linear layer or a convolution right before the normalisation goes to the ``NormNeuron``. Statistics of a
+    batch undo it, so that nothing adds it in training, and its gradient is 0, as it was to rounding.
+
     The network computes what it computed before, to rounding; a backend that can compute normalisation and neuron in
     one kernel then does, in which nothing normalised is stored. Normalisations and neurons stay the same objects, so
     that an optimiser made before goes on. ``state_dict()`` has the names of the plain network, and checkpoints of both
@@ -72,15 +75,20 @@ def fuse(net: nn.Module) -> nn.Module:
         )
         layer.adds_for_block = pair.shortcut is not None
         layer.training = neuron.training
-        paths = [pair.path, *[call.name for call in pair.norms]]
+        parts = {part: call.name for part, call in zip(_NORMS, pair.norms)}
+        for part, before in zip(BIASES, pair.biased):
+            if before is not None:
+                _move("bias", before.module, part, layer)
+                parts[part] = f"{before.name}.bias"
+        paths = [pair.path, *parts.values()]
         _put(pair.graph.net, paths[0], layer)
         for call in pair.norms:
             identity = NormPlace()
             identity.training = call.module.training
             _put(pair.graph.net, call.name, identity)
         owner = _innermost(paths)
-        neuron_path, *norm_paths = [path[len(owner) :] for path in paths]
-        _names_of(pair.graph.net.get_submodule(owner[:-1]))[neuron_path] = tuple(norm_paths)
+        relative = {part: path[len(owner) :] for part, path in parts.items()}
+        _names_of(pair.graph.net.get_submodule(owner[:-1]))[paths[0][len(owner) :]] = relative
     for block, graph in matches.graphs.items():
         block.forward = Rewritten(block, graph)
     replace_modules(net, {module: compact(module) for module in net.modules()})
@@ -115,13 +123,18 @@ def unfuse(net: nn.Module) -> nn.Module:
     check_network("sc.unfuse", net)
     for owner in [*net.modules()]:
         names = vars(owner).get(_NAMES, {})
-        for neuron, norms in names.items():
+        for neuron, parts in names.items():
             there = dict(owner.named_modules())  # modules may have been replaced, inserted or removed
             layer = there.get(neuron)
-            if isinstance(layer, NormNeuron) and all(isinstance(there.get(norm), NormPlace) for norm in norms):
+            norms = [path for part, path in parts.items() if part in _NORMS]
+            biased = {part: there.get(path[: -len(".bias")]) for part, path in parts.items() if part in BIASES}
+            places = all(isinstance(there.get(norm), NormPlace) for norm in norms) and None not in biased.values()
+            if isinstance(layer, NormNeuron) and places:
                 _put(owner, neuron, layer.neuron)
                 for path, norm in zip(norms, layer.norms):
                     _put(owner, path, norm)
+                for part, before in biased.items():
+                    _move(part, layer, "bias", before)
         names.clear()
         if isinstance(vars(owner).get("forward"), Rewritten):
             del owner.forward
@@ -131,11 +144,12 @@ def unfuse(net: nn.Module) -> nn.Module:
 
 # -- names of a fused network in its state_dict
 
-#: The attribute of a chain or block: paths of its NormNeurons and of what they normalise, ``{"1": ("0.module.1",)}``.
+#: The attribute of a chain or block: paths of its NormNeurons and of what these took over, ``{"1": {"norm":
+#: "0.module.1"}}``.
 _NAMES = "_fused_names"
 #: The parts of a NormNeuron that are normalisations, in the order of these paths.
 _NORMS = ("norm", "shortcut_norm")
-_Names = Dict[str, Tuple[str, ...]]
+_Names = Dict[str, Dict[str, str]]
 
 
 def _names_of(owner: nn.Module) -> _Names:
@@ -150,12 +164,13 @@ def _names_of(owner: nn.Module) -> _Names:
 
 def _both_names(names: _Names, prefix: str) -> List[Tuple[str, str]]:
     """The beginnings of keys in a fused network, and in the plain one."""
-    of_norms = [
-        (f"{prefix}{neuron}.{part}.", f"{prefix}{norm}.")
-        for neuron, norms in names.items()
-        for part, norm in zip(_NORMS, norms)
+    of_parts = [
+        (f"{prefix}{neuron}.{part}{end}", f"{prefix}{path}{end}")
+        for neuron, parts in names.items()
+        for part, path in parts.items()
+        for end in ("." if part in _NORMS else "",)
     ]
-    return of_norms + [(f"{prefix}{neuron}.neuron.", f"{prefix}{neuron}.") for neuron in names]
+    return of_parts + [(f"{prefix}{neuron}.neuron.", f"{prefix}{neuron}.") for neuron in names]
 
 
 def _save_plain(names: _Names, module: nn.Module, state: Dict[str, Any], prefix: str, *_: Any) -> None:
@@ -182,6 +197,12 @@ def _put(chain: nn.Module, path: str, module: nn.Module) -> None:
     """Put a module at a path."""
     parent, _, name = path.rpartition(".")
     setattr(chain.get_submodule(parent), name, module)
+
+
+def _move(name: str, owner: Any, other_name: str, other: Any) -> None:
+    """Make a parameter one of another module."""
+    other._parameters[other_name] = owner._parameters[name]
+    owner._parameters[name] = None
 
 
 def _has(net: nn.Module, kind: Type[nn.Module]) -> bool:

@@ -21,6 +21,8 @@ from spikecore.dtypes import NAMES
 from spikecore.layers import _batch_norm_stats as stats
 from spikecore.words import a_kind
 
+#: The parameters of a layer that are added to x, and to a shortcut that is normalised, before the normalisations.
+BIASES = ("input_bias", "shortcut_bias")
 #: The normalisations of the inputs of a call: of x, and of the shortcut if that is normalised.
 Norms = Sequence[stats.Norm]
 
@@ -53,6 +55,8 @@ class NormNeuron(nn.Module):
     ``shortcut_norm.weight``, ``neuron.tau`` and so on. They are not called, so hooks on them are not called either,
     fused or not; hooks of this layer are. ``neuron(y)`` called alone is the neuron without the normalisation.
     ``shortcut``, ``shortcut_norm``, ``channel_dim`` and ``fused`` may be set later, and count from the next call on.
+    ``input_bias`` and ``shortcut_bias`` are None, or parameters that :func:`spikecore.fuse` took from the layers before
+    the normalisations: ``norm(x + input_bias)``. Batch statistics undo them, so that nothing adds them then.
 
     norm: the normalisation, of one time step.
     neuron: any neuron with one input.
@@ -71,6 +75,8 @@ class NormNeuron(nn.Module):
     #: Reason why the last call computed normalisation and neuron one after the other: "" if it did not, None before
     #: one.
     reason: Optional[str]
+    input_bias: Optional[nn.Parameter]
+    shortcut_bias: Optional[nn.Parameter]
     #: True if sc.fuse made it of a sum in a block: a call may have no ``skip`` then, or one that broadcasts.
     adds_for_block = False
     #: Range of a shortcut before the neuron, as in ``Whole``, so that it is kept for backward as bits.
@@ -94,6 +100,8 @@ class NormNeuron(nn.Module):
         super().__init__()
         self.norm, self.shortcut, self.shortcut_norm, self.neuron = norm, shortcut, shortcut_norm, neuron
         self.channel_dim, self.fused, self.reason = channel_dim, fused, None
+        for name in BIASES:
+            self.register_parameter(name, None)
 
     def __setattr__(self, name: str, value: Any) -> None:
         _check_no_tensor(self, name, value)
@@ -194,18 +202,34 @@ class NormNeuron(nn.Module):
         neuron: Any = self._modules["neuron"]
         alike = skip is None or skip.dtype is x.dtype
         may_note = alike and mode is EAGER and state is None and not (record or final or single)
-        norms = [stats.norm_of(norm) for norm in self.norms]
+        one_step = single or neuron.repeat is not None
+        norms = [stats.norm_of(norm, self._parameters[name]) for norm, name in zip(self.norms, BIASES)]
+        inputs, norms = self._shifted(inputs, norms, one_step, every=False)
         results = self._noted_call(inputs, norms) if may_note and self.fused is not False else None
         if results is None:
             results = self._fused_call(inputs, norms, state, record, final, single, mode, may_note)
         if results is not None:
             return results
-        one_step = single or neuron.repeat is not None
+        inputs, _ = self._shifted(inputs, norms, one_step, every=True)
         y, *others = [stats.normalised(n.module, v, self.channel_dim, one_step) for n, v in zip(norms, inputs)]
         if skip is not None and self.shortcut == "before":
             y = y + (others[0] if others else skip)
         results = call(neuron, (y,), state, record, final, single, watched=False)
         return _added(results, skip) if skip is not None and self.shortcut == "after" else results
+
+    def _shifted(self, inputs: Tensors, norms: Norms, one_step: bool, every: bool) -> Tuple[Tensors, Norms]:
+        """The inputs with the biases added that their normalisations do not take over, which are those that get a
+        gradient by running statistics, or ``every`` one; and the normalisations without these.
+        """
+        shifted, left = [*inputs], [*norms]
+        for k, (x, norm) in enumerate(zip(inputs, norms)):
+            shift = norm.shift
+            learns = torch.is_grad_enabled() and shift is not None and shift.requires_grad
+            if shift is not None and (every or (learns and not stats.takes_batch(norm))):
+                view = [1] * (x.ndim - (not one_step))
+                view[self.channel_dim] = -1
+                shifted[k], left[k] = x + shift.to(x.dtype).view(view), norm._replace(shift=None)
+        return tuple(shifted), left
 
     def _fused_call(
         self,
