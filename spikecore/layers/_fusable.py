@@ -199,8 +199,10 @@ def _is_shape(call: Call) -> bool:
 
 def _biased(graph: Graph, norm: Call) -> Optional[Call]:
     """The layer whose output alone a normalisation gets, if that adds a bias that nothing else uses."""
-    layer = norm.source
-    if layer is None or layer.layer not in (nn.Linear, *CONVOLUTIONS) or layer.readers != [norm] or layer.is_hooked:
+    layer, reader = norm.source, norm
+    while layer is not None and layer.function in ("folded", "unfolded_as") and layer.readers == [reader]:
+        layer, reader = layer.source, layer
+    if layer is None or layer.layer not in (nn.Linear, *CONVOLUTIONS) or layer.readers != [reader] or layer.is_hooked:
         return None
     module, bias = layer.module, layer.module._parameters.get("bias")
     called = len(graph.calls_of(module)) == len(graph.calls_of(norm.module))

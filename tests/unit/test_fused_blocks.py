@@ -417,3 +417,62 @@ def test_a_network_is_fused_as_far_as_it_can_be_read(make, expected, capsys):
     torch.testing.assert_close(fused(x), plain(x))
     torch.testing.assert_close(sc.unfuse(fused)(x), plain(x))
     assert not capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", [BasicBlock, Folded])
+@pytest.mark.parametrize("momentum", [0.1, None])
+@pytest.mark.parametrize("in_kernel", [False, True])
+def test_biases_before_normalisations_are_taken_over(kind, momentum, in_kernel):
+    """Gradients and running statistics of a training, outputs and gradients in eval(), and names and places undone."""
+    torch.manual_seed(0)
+    plain = nn.Sequential(kind(3, 4), kind(4, 5)).double()
+    for norm in [part for part in plain.modules() if isinstance(part, nn.BatchNorm2d)]:
+        norm.momentum = momentum
+        norm.weight.data.uniform_(0.5, 1.5)
+    for conv in [part for part in plain.modules() if isinstance(part, nn.Conv2d)]:
+        conv.bias.data.normal_(0.0, 2.0)
+    fused = copy.deepcopy(plain)
+    for neuron in [part for part in fused.modules() if in_kernel and isinstance(part, sc.Neuron)]:
+        bound(neuron, Loop(4))
+    parameters = [[*net.parameters()] for net in (plain, fused)]
+    names, kinds = [name for name, _ in plain.named_parameters()], [type(part) for part in plain.modules()]
+    sc.fuse(fused)
+    biases = [name for name, _ in fused.named_parameters() if name.endswith("_bias")]
+    assert len(biases) == sum(isinstance(part, nn.Conv2d) for part in plain.modules())
+    assert all(part.bias is None for part in fused.modules() if isinstance(part, nn.Conv2d))
+    for training in (True, True, False):
+        x = torch.randn(T, B, 3, 6, 6, dtype=torch.float64)
+        found = []
+        for net, own in zip((plain, fused), parameters):
+            y = net.train(training)(x)
+            cotangent = torch.arange(y.numel(), dtype=torch.float64).cos().view(y.shape)
+            found.append([y.detach(), *torch.autograd.grad(y, own, cotangent)])
+        for mine, its in zip(found[1], found[0]):
+            torch.testing.assert_close(mine, its, rtol=1e-9, atol=1e-9)
+        state = fused.state_dict()
+        for name, value in plain.state_dict().items():
+            torch.testing.assert_close(state[name], value, rtol=1e-12, atol=1e-12)
+        with torch.no_grad():
+            torch.testing.assert_close(fused.eval()(x), plain.eval()(x))
+    copy.deepcopy(fused).load_state_dict(plain.state_dict())
+    sc.unfuse(fused)
+    assert [name for name, _ in fused.named_parameters()] == names
+    assert [*map(id, fused.parameters())] == [*map(id, parameters[1])]
+    assert [type(part) for part in fused.modules()] == kinds
+
+
+def test_biases_that_stay():
+    """One that a hook sees, one that is shared or computed, and one whose layer is called elsewhere, too."""
+    hooked, shared, again = nn.Conv2d(3, 3, 1), nn.Conv2d(3, 3, 1), nn.Conv2d(3, 3, 1)
+    hooked.register_forward_hook(lambda module, args, y: 2 * y)
+    shared.bias = nn.Conv2d(3, 3, 1).bias
+    other = nn.Conv2d(3, 3, 1)
+    other.bias = shared.bias
+    computed = nn.Conv2d(3, 3, 1)
+    nn.utils.parametrize.register_parametrization(computed, "bias", nn.Identity())
+    layers = [hooked, shared, again, computed]
+    pairs = [nn.Sequential(TimeBatched(conv, nn.BatchNorm2d(3)), sc.LIF()) for conv in layers]
+    net = nn.Sequential(TimeBatched(other), TimeBatched(again), *pairs)
+    sc.fuse(net)
+    assert not [name for name, _ in net.named_parameters() if name.endswith("_bias")]
+    assert sum(isinstance(part, NormNeuron) for part in net.modules()) == 4
