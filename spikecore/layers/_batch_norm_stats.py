@@ -181,7 +181,7 @@ def constants(
     weight = torch.ones_like(mean) if norm.weight is None else norm.weight
     bias = torch.zeros_like(mean) if norm.bias is None else norm.bias
     if norm.shift is not None and torch.is_grad_enabled() and bias.requires_grad and norm.shift.requires_grad:
-        bias = _Unseen.apply(bias, norm.shift)  # type: ignore[no-untyped-call]  # torch says nothing
+        bias = _Unseen.apply(bias, norm.shift)
     return mean, rstd, weight, bias
 
 

@@ -199,9 +199,10 @@ def _is_shape(call: Call) -> bool:
 
 def _biased(graph: Graph, norm: Call) -> Optional[Call]:
     """The layer whose output alone a normalisation gets, if that adds a bias that nothing else uses."""
-    layer, reader = norm.source, norm
+    layer: Optional[Call] = norm.source
+    reader = norm
     while layer is not None and layer.function in ("folded", "unfolded_as") and layer.readers == [reader]:
-        layer, reader = layer.source, layer
+        reader, layer = layer, layer.source
     if layer is None or layer.layer not in (nn.Linear, *CONVOLUTIONS) or layer.readers != [reader] or layer.is_hooked:
         return None
     module, bias = layer.module, layer.module._parameters.get("bias")

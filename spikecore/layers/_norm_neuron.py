@@ -203,7 +203,7 @@ class NormNeuron(nn.Module):
         alike = skip is None or skip.dtype is x.dtype
         may_note = alike and mode is EAGER and state is None and not (record or final or single)
         one_step = single or neuron.repeat is not None
-        norms = [stats.norm_of(norm, self._parameters[name]) for norm, name in zip(self.norms, BIASES)]
+        norms: Norms = [stats.norm_of(norm, self._parameters[name]) for norm, name in zip(self.norms, BIASES)]
         inputs, norms = self._shifted(inputs, norms, one_step, every=False)
         results = self._noted_call(inputs, norms) if may_note and self.fused is not False else None
         if results is None:
