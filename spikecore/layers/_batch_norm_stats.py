@@ -89,16 +89,17 @@ def takes_batch(norm: Norm) -> bool:
 
 
 class _Unseen(torch.autograd.Function):
-    """A bias, beside a shift of which nothing depends on: its gradient is 0."""
+    """A bias, beside a shift on which nothing depends: that has a gradient of 0, since DistributedDataParallel takes none
+    that is missing.
+    """
 
     @staticmethod
     def forward(ctx: Any, bias: Tensor, shift: Tensor) -> Tensor:
-        ctx.shift = shift.detach()
         return bias.view_as(bias)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tuple[Tensor, Tensor]:
-        return grad, torch.zeros_like(ctx.shift)
+        return grad, torch.zeros_like(grad)
 
 
 def norm_of(module: Any, shift: Optional[Tensor] = None) -> Norm:
