@@ -89,8 +89,8 @@ def takes_batch(norm: Norm) -> bool:
 
 
 class _Unseen(torch.autograd.Function):
-    """A bias, beside a shift on which nothing depends: that has a gradient of 0, since DistributedDataParallel takes none
-    that is missing.
+    """A bias, beside a shift on which nothing depends and whose gradient is 0: DistributedDataParallel wants one for each
+    parameter.
     """
 
     @staticmethod
