@@ -89,9 +89,7 @@ def takes_batch(norm: Norm) -> bool:
 
 
 class _Unseen(torch.autograd.Function):
-    """A bias, beside a shift on which nothing depends and whose gradient is 0: DistributedDataParallel wants one for each
-    parameter.
-    """
+    """A bias, beside a shift on which nothing depends. That gets a gradient of 0: DistributedDataParallel wants one."""
 
     @staticmethod
     def forward(ctx: Any, bias: Tensor, shift: Tensor) -> Tensor:
