@@ -251,9 +251,11 @@ def _sparse(net: nn.Module, rows: Rows) -> str:
 
 
 def _channels_last(rows: Rows, device_type: str) -> str:
-    """Convolutions of one dimension, which torch computes with the channels first."""
-    rows = [row for row in rows if getattr(row.facts.module, "plain", type(row.facts.module)) is nn.Conv1d]
-    if not rows or not (device_type == "cuda" or any(row.facts.copies for row in rows)):
+    """Convolutions of one dimension, which torch computes with the channels first, and normalisations that copy."""
+    kinds = [(row, getattr(row.facts.module, "plain", type(row.facts.module))) for row in rows]
+    copying = [row for row, kind in kinds if kind in (nn.Conv1d, nn.BatchNorm1d) and row.facts.copies]
+    rows = [row for row, kind in kinds if kind is nn.Conv1d or row in copying]
+    if not copying and (device_type != "cuda" or not rows):
         return ""
     return (
         f"{_named(rows)} computed with channels first, so that torch and the library of a GPU convert what goes in and "
