@@ -192,10 +192,13 @@ def any_length(name: str) -> Tuple[nn.Module, Any]:
     build, shape, _ = ANY[name]
     net = build("torch").eval()
     for module in net.modules():
+        bias = getattr(module, "input_bias", None)  # in a fused network the layer before it has none
         if isinstance(module, (nn.Linear, nn.Conv2d)):
             module.weight.data.mul_(3)
-            module.bias.data.add_(0.7)
-        elif isinstance(module, nn.BatchNorm2d):
+            bias = module.bias
+        if bias is not None:
+            bias.data.add_(0.7)
+        if isinstance(module, nn.BatchNorm2d):
             module.weight.data.fill_(1.6)
     sizes = {0: torch.export.Dim("steps", min=2), 1: torch.export.Dim("batch")}
     return net, torch.export.export(net, (torch.randn(T, B, *shape),), dynamic_shapes=(sizes,))
