@@ -204,7 +204,8 @@ class NormNeuron(nn.Module):
         may_note = alike and mode is EAGER and state is None and not (record or final or single)
         one_step = single or neuron.repeat is not None
         norms: Norms = [stats.norm_of(norm, self._parameters[name]) for norm, name in zip(self.norms, BIASES)]
-        inputs, norms = self._shifted(inputs, norms, one_step, every=False)
+        if norms[0].shift is not None or norms[-1].shift is not None:
+            inputs, norms = self._shifted(inputs, norms, one_step, every=False)
         results = self._noted_call(inputs, norms) if may_note and self.fused is not False else None
         if results is None:
             results = self._fused_call(inputs, norms, state, record, final, single, mode, may_note)
