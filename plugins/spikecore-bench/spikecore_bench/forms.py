@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import spikecore as sc
-from spikecore_bench.models import Network
+from spikecore_bench.network import Network
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Form:
 
     def network(self, net: nn.Module) -> nn.Module:
         """The network in this form."""
-        if self.channels_last:
+        if self.channels_last and self.apart:
             net = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # the stub lacks it alone
         if self.fused:
             sc.fuse(net)
@@ -83,13 +83,15 @@ class Form:
         return made
 
     def images(self, images: Tensor) -> Tensor:
-        """Images ``[B, C, H, W]`` in its layout; what has no height and width stays."""
-        as_it_is = not self.channels_last or images.ndim != 4
+        """Images ``[B, C, H, W]`` in its layout; what has no height and width stays, and what the step lays out."""
+        as_it_is = not (self.channels_last and self.apart) or images.ndim != 4
         return images if as_it_is else images.contiguous(memory_format=torch.channels_last)
 
     def options(self, network: Network) -> Any:
         """Options of the training step."""
         keywords: Dict[str, Any] = {"autocast": network.autocast}
+        if self.channels_last and not self.apart:
+            keywords.update(channels_last=True)
         if self.packed:
             keywords.update(pack_spikes=True)
         if self.compiled and not self.apart:
@@ -159,5 +161,5 @@ def forms(network: Network, wanted: Sequence[str], device_type: str) -> Tuple[Fo
     """The forms to train a network in, the eager one first: those wanted, else those that suit the device."""
     usual: Sequence[str] = ("eager",)
     if device_type == "cuda":
-        usual = IMAGES if len(network.image) == 3 else VECTORS
+        usual = network.forms or (IMAGES if len(network.image) == 3 else VECTORS)
     return tuple(FORMS[name] for name in FORMS if name in (wanted or usual))

@@ -7,8 +7,6 @@ implementation, ReLU included. With ``steps=None`` the input has time.
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from typing import Callable, List, Mapping, Optional, Tuple
@@ -18,20 +16,19 @@ from torch import Tensor, nn
 
 import spikecore as sc
 from spikecore.layers import SEWBlock, SpikingSelfAttention, Tokens
-
-#: Makes the neuron of one layer.
-Activation = Callable[[], nn.Module]
+from spikecore_bench import kinds
+from spikecore_bench.network import Activation, Network, beginning
 
 
 def fully_connected(steps: int, neuron: Activation) -> nn.Module:
     """784-1000-10, the usual first network of tutorials."""
-    return nn.Sequential(*_beginning(steps, nn.Linear(784, 1000), neuron()), nn.Linear(1000, 10), neuron())
+    return nn.Sequential(*beginning(steps, nn.Linear(784, 1000), neuron()), nn.Linear(1000, 10), neuron())
 
 
 def digits(steps: int, neuron: Activation) -> nn.Module:
     """The network of ``examples/digits.py``: two convolutions on 8x8 images."""
     return nn.Sequential(
-        *_beginning(steps, nn.Sequential(nn.Conv2d(1, 24, 3, padding=1), nn.BatchNorm2d(24)), neuron()),
+        *beginning(steps, nn.Sequential(nn.Conv2d(1, 24, 3, padding=1), nn.BatchNorm2d(24)), neuron()),
         sc.layers.TimeBatched(nn.Conv2d(24, 48, 3, padding=1), nn.BatchNorm2d(48)),
         neuron(),
         sc.layers.TimeBatched(nn.AvgPool2d(2), nn.Flatten(), nn.Linear(48 * 4 * 4, 10)),
@@ -50,7 +47,7 @@ def cifar10(
             pooled = (nn.MaxPool2d(2),) if pool else ()
             convolution = nn.Conv2d(channels, width, 3, padding=1)
             convolved = nn.Sequential(convolution, *pooled, nn.BatchNorm2d(width))
-            layers += _beginning(None if layers else steps, convolved, neuron())
+            layers += beginning(None if layers else steps, convolved, neuron())
             channels = width
     read_out = sc.layers.TimeBatched(
         nn.Flatten(), nn.Linear(width * (height // 8) * (columns // 8), classes, bias=False)
@@ -65,7 +62,7 @@ def sew_resnet18(
     small = image[1] < 64
     size, stride = (3, 1) if small else (7, 2)
     convolution = nn.Conv2d(image[0], 64, size, stride, size // 2, bias=False)
-    layers = _beginning(steps, nn.Sequential(convolution, nn.BatchNorm2d(64)), neuron())
+    layers = beginning(steps, nn.Sequential(convolution, nn.BatchNorm2d(64)), neuron())
     if not small:
         layers.append(sc.layers.TimeBatched(nn.MaxPool2d(3, 2, 1)))
     channels = 64
@@ -74,20 +71,6 @@ def sew_resnet18(
         channels = out
     read_out = sc.layers.TimeBatched(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, classes))
     return nn.Sequential(*layers, read_out)
-
-
-def _beginning(steps: Optional[int], layers: nn.Module, neuron: nn.Module) -> List[nn.Module]:
-    """Layers of ``[B, ...]`` and the neuron behind them, which makes the time steps; without ``steps`` the input has
-    time. Parameters then have the same names behind an encoder.
-    """
-    if steps is None:
-        return [sc.layers.TimeBatched(layers), neuron]
-    once = OrderedDict([("module", layers)])
-    if isinstance(neuron, sc.Neuron):
-        neuron.repeat = steps
-    else:
-        once["constant"] = sc.encode.Constant(steps)
-    return [nn.Identity(), nn.Sequential(once), neuron]
 
 
 def vgg(steps: int, neuron: Activation, image: Tuple[int, ...] = (3, 32, 32), classes: int = 10) -> nn.Sequential:
@@ -125,7 +108,7 @@ def attention(
     """Four blocks of spiking attention with eight heads on patches of 4x4 pixels."""
     tokens = (image[1] // 4) * (image[2] // 4)
     patches = nn.Sequential(nn.Conv2d(image[0], width, 4, 4), nn.BatchNorm2d(width))
-    layers = [*_beginning(steps, patches, neuron()), nn.Sequential(Tokens(), nn.Flatten(1, 2))]
+    layers = [*beginning(steps, patches, neuron()), nn.Sequential(Tokens(), nn.Flatten(1, 2))]
     layers += [AttentionBlock(width, 8, tokens, neuron) for _ in range(4)]
     return nn.Sequential(*layers, Mean(tokens), nn.Linear(width, classes))
 
@@ -189,26 +172,6 @@ def _linear(channels: int, out: int, neuron: Activation) -> nn.Module:
     return nn.Sequential(sc.layers.TimeBatched(nn.Linear(channels, out, bias=False), nn.BatchNorm1d(out)), neuron())
 
 
-@dataclass(frozen=True)
-class Network:
-    """A network to train, and on what."""
-
-    name: str
-    about: str
-    make: Callable[[int, Activation], nn.Module]
-    steps: int
-    batch: int
-    #: Images in a batch on a CPU, where more would take minutes.
-    batch_on_cpu: int
-    image: Tuple[int, ...]
-    classes: int
-    autocast: Optional[torch.dtype] = None
-    #: True if products of float32 matrices are those of TF32.
-    tf32: bool = False
-    #: The network as SpikingJelly has it ready, for a number of steps; where it is not there, there is no row.
-    of_spikingjelly: Optional[Callable[[int], nn.Module]] = None
-
-
 _CIFAR10 = ("six 256-channel convolutions, 32x32", cifar10, 8, 32, 1, (3, 32, 32), 10)
 _SEW = ("SEW-ResNet18, 224x224", sew_resnet18, 4)
 _VGG = ("eight convolutions of 64 to 512 channels, four average poolings, 32x32", vgg)
@@ -243,6 +206,7 @@ NETWORKS: Mapping[str, Network] = {
         Network("sew18-b112", *_SEW, 112, 2, *_IMAGENET),
         Network("spikformer-ti-b8", *_SPIKFORMER, 8, 1, *_IMAGENET, of_spikingjelly=JellySpikformer),
         Network("spikformer-ti-b96", *_SPIKFORMER, 96, 1, *_IMAGENET, of_spikingjelly=JellySpikformer),
+        *kinds.KINDS,
     )
 }
 

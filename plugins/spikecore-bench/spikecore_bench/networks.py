@@ -24,7 +24,8 @@ from torch import nn
 from spikecore_bench.cases import Bench, Job, bench_of, timed
 from spikecore_bench.check import REFERENCE
 from spikecore_bench.forms import forget_compiled, forms
-from spikecore_bench.models import NETWORKS, Network, with_triton_neurons
+from spikecore_bench.models import NETWORKS, with_triton_neurons
+from spikecore_bench.network import Network
 from spikecore_bench.report import MEASURED, Fact, Row
 from spikecore_bench.set_up import Rectifier, Training, attempt, enter, train, train_by_jelly
 from spikecore_bench.settings import Settings, device_named
@@ -34,6 +35,8 @@ from spikecore_bench.workers import Here, Worker
 RELU = "ReLU"
 #: Row that all forms take turns with.
 BEST = "ReLU's best form"
+#: Behind the name of a row: the network is written by hand for its layout.
+BY_HAND = " by hand"
 #: The row of a network that SpikingJelly has ready; also under a graph of its own.
 JELLYS = "SpikingJelly's network"
 #: The same with its neurons in 16 bits as Triton kernels, which it has on request alone.
@@ -238,15 +241,21 @@ def entries(
     batch = int(case["batch"] or 1)
     makers: Dict[str, Callable[[], Training]] = {}
     plain: List[str] = []
+    rewritten = None if network.by_hand is None else replace(network, make=network.by_hand)
     for form in forms(network, wanted, bench.device.type):
         if not form.ours:
             plain.append(form.row(RELU))
             makers[plain[-1]] = partial(train, network, batch, bench, Rectifier, REFERENCE, form)
+            if rewritten is not None and form.channels_last:
+                plain.append(form.row(f"{RELU}{BY_HAND}"))
+                makers[plain[-1]] = partial(train, rewritten, batch, bench, Rectifier, REFERENCE, form)
         for other in bench.implementations:
             # a loop over time steps is written out by the compiler, for minutes
             if other.in_network is not None and (other.ours or not (form.ours or (form.compiled and other.loops))):
                 its = form if other.ours else replace(form, apart=True)
                 makers[form.row(other.name)] = partial(enter, other, network, batch, bench, its)
+                if rewritten is not None and form.channels_last:
+                    makers[form.row(f"{other.name}{BY_HAND}")] = partial(enter, other, rewritten, batch, bench, its)
         for name, make in _jellys(network, bench).items() if not form.ours else ():
             ready = replace(network, of_spikingjelly=make, make=partial(_ready, make))
             its = replace(form, apart=True)

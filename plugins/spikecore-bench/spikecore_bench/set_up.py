@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import import_module
 from typing import Any, Callable, Optional, Tuple
 
@@ -14,7 +15,7 @@ from spikecore_bench.cases import Bench, checked
 from spikecore_bench.check import REFERENCE, observe
 from spikecore_bench.forms import Form
 from spikecore_bench.implementations import Implementation, NotTimed, status_of
-from spikecore_bench.models import Network
+from spikecore_bench.network import Network
 from spikecore_bench.timing import Call, precision
 
 #: Neurons of the check, an odd number in two dimensions.
@@ -55,7 +56,7 @@ def attempt(enter: Callable[[], Training], bench: Bench) -> Training:
 
 def enter(implementation: Implementation, network: Network, batch: int, bench: Bench, form: Form) -> Training:
     """An implementation that trains a network, once its neuron was checked. Raises NotTimed for a wrong one."""
-    neuron = implementation.in_network
+    neuron = _neuron(implementation, network)
     if neuron is None:
         raise NotTimed("has no such neuron")
     status, detail = "differs", implementation.unlike
@@ -64,11 +65,19 @@ def enter(implementation: Implementation, network: Network, batch: int, bench: B
         shape, dtype = (network.steps, *CHECKED), network.autocast or torch.float32
         x, cotangent = (torch.randn(shape, device=bench.device, dtype=dtype, generator=generator) for _ in range(2))
         x.add_(0.5).requires_grad_()
-        expected = observe(sc.LIF(2.0, backend=REFERENCE), x, cotangent)
+        reference = sc.LIF(2.0, backend=REFERENCE) if network.neuron is None else network.neuron(REFERENCE)
+        expected = observe(reference.to(bench.device), x, cotangent)
         verdict = checked(implementation, neuron, x, cotangent, expected, bench.clock)
         status, detail = verdict.status, verdict.detail
     trained = train(network, batch, bench, neuron, implementation.backend or REFERENCE, form)
     return replace(trained, status=status, detail=detail)
+
+
+def _neuron(implementation: Implementation, network: Network) -> Optional[Callable[[], nn.Module]]:
+    """Maker of the neuron of a network; another library has none where it is not LIF."""
+    if network.neuron is None or implementation.backend is None:
+        return implementation.in_network if network.neuron is None else None
+    return partial(network.neuron, implementation.backend)
 
 
 def train(
@@ -88,13 +97,14 @@ def train(
         with precision("high" if network.tf32 else "highest"):
             return step(images, labels)
 
-    for i in range(WARM_UP):
+    # a graph that is replayed allocates nothing, so what it takes is seen in the last step before its capture
+    for i in range(WARM_UP - 2):
+        call(i)
+    peak, held = clock.peak(lambda: call(0)), clock.allocated()
+    for i in range(2):
         call(i)
     if not torch.isfinite(call(0)[1]):
         raise NotTimed("the loss is not finite after a few steps", "failed")
-    # a graph that is replayed allocates nothing, so what it takes is not seen
-    peak = None if form.graph else clock.peak(lambda: call(0))
-    held = clock.allocated()
     if peak is None or before is None or held is None:
         return Training(call, None, None)
     owned = held - before + peak
@@ -104,7 +114,8 @@ def train(
 def _batch(network: Network, batch: int, device: torch.device, form: Form) -> Tuple[Tensor, Tensor]:
     """Images and labels."""
     generator = torch.Generator(device).manual_seed(0)
-    images = form.images(torch.rand(batch, *network.image, device=device, generator=generator))
+    shape = (network.steps, batch) if network.in_time else (batch,)
+    images = form.images(torch.rand(*shape, *network.image, device=device, generator=generator))
     return images, torch.randint(network.classes, (batch,), device=device, generator=generator)
 
 
