@@ -16,7 +16,8 @@ from torch import Tensor, nn
 import spikecore as sc
 from spikecore_bench.cases import Bench, Case, Job, both_ways, contained, set_up, timed_row
 from spikecore_bench.implementations import Implementation, NotTimed
-from spikecore_bench.models import EXAMPLES, Network
+from spikecore_bench.models import EXAMPLES
+from spikecore_bench.network import Network
 from spikecore_bench.peers import PEERS
 from spikecore_bench.report import Fact, Row
 from spikecore_bench.settings import Settings

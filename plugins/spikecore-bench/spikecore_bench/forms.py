@@ -90,7 +90,7 @@ class Form:
     def options(self, network: Network) -> Any:
         """Options of the training step."""
         keywords: Dict[str, Any] = {"autocast": network.autocast}
-        if self.channels_last and not self.apart:
+        if self.channels_last and not self.apart and len(network.image) > 1:
             keywords.update(channels_last=True)
         if self.packed:
             keywords.update(pack_spikes=True)

@@ -6,13 +6,16 @@ from dataclasses import replace
 from typing import Any, Dict, List
 
 import pytest
+import torch
 
 from bench_runs import TINY, Mutant, only, ran, shown
 from plain_loop import Plain
 from spikecore.testing import installed
-from spikecore_bench import calls, layouts, models, networks
+from spikecore_bench import calls, kinds, layouts, models, networks
+from spikecore_bench.network import Network
 from spikecore_bench.report import Report
 from spikecore_bench.run import measure, prepare
+from spikecore_bench.set_up import Rectifier
 from spikecore_bench.timing import Plan, Timing, interleave
 from spikecore_bench.workers import Here
 
@@ -145,6 +148,31 @@ def test_forms_are_compared_with_relus_best_in_the_same_turns(
     assert {row.implementation: row.figures["time_over_relu"] for row in rows} == {
         name: pytest.approx(cost / 3.0) for name, cost in costs.items()
     }
+
+
+@pytest.mark.parametrize("network", [one for one in kinds.KINDS if one.by_hand], ids=lambda one: one.name)
+def test_a_network_by_hand_computes_the_same(network: Network) -> None:
+    """With the same weights, in the shapes that it has them in."""
+    torch.manual_seed(0)
+    plain, by_hand = network.make(2, Rectifier), network.by_hand(2, Rectifier)
+    pairs = [*zip(plain.state_dict().values(), by_hand.state_dict().values())]
+    assert len(pairs) == len(plain.state_dict()) == len(by_hand.state_dict())
+    for value, its in pairs:
+        its.copy_(value.view_as(its))
+    x = torch.rand(2, *network.image)
+    torch.testing.assert_close(by_hand(x), plain(x), rtol=1e-4, atol=1e-5)
+
+
+def test_a_network_has_its_own_neuron(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is checked, and no other library takes part; the input of the network has time, and a form by hand a row."""
+    (vectors,) = [one for one in kinds.KINDS if one.name == "kind-vectors"]
+    network = replace(vectors, steps=2, batch_on_cpu=2, by_hand=vectors.make)
+    monkeypatch.setattr(networks, "NETWORKS", {"fc": network})
+    with installed(Mutant):
+        rows = ran(replace(TINY, suites=("networks",), networks=("fc",), forms=("eager", "channels-last"))).rows
+    found = {row.implementation: row.status for row in rows}
+    assert found["torch by hand, channels-last"] == found["ReLU by hand, channels-last"] == found["torch"] == "ok"
+    assert found["mutant"] == "wrong"
 
 
 class Counted:
