@@ -43,8 +43,9 @@ def fuse(net: nn.Module) -> nn.Module:
 
     Pooling is replaced, wherever it stands, by layers that keep less for backward: ``nn.MaxPool2d`` a byte for each
     maximum, instead of its input and an index of 8 bytes, and ``nn.AvgPool2d`` of windows that do not overlap nothing,
-    instead of its input. Not replaced is pooling with ``ceil_mode``, ``dilation``, ``return_indices``,
-    ``divisor_override``, or a maximum of more than 256 values.
+    instead of its input. In a compiled graph that goes for maxima of windows that overlap, too, and for
+    ``nn.MaxPool1d`` and ``nn.MaxPool3d``. Not replaced is pooling with ``ceil_mode``, ``dilation``,
+    ``return_indices``, ``divisor_override``, or a maximum of more than 256 values.
 
     A bias of a linear layer or a convolution right before the normalisation goes to the ``NormNeuron``. Statistics of a
     batch undo it, so that nothing adds it in training, and its gradient is 0, as it was to rounding.

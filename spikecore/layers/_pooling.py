@@ -7,24 +7,33 @@
 Windows neither overlap nor leave a gap, and are not padded; others are left to torch.
 
 Outputs, gradients and second derivatives are those of torch. Of equal maxima the first one counts, of several NaN the
-last one. Calls without a derivative, compiled, traced and transformed ones, and other inputs are left to torch.
+last one. Calls without a derivative, traced and transformed ones, and other inputs are left to torch.
+
+In a graph of torch.compile maxima of any windows, in one to three dimensions, are operations that the compiler makes
+one kernel of in each direction (:class:`_InGraph`). Its own kernel for backward computes from an index where each
+maximum came from. Forward and backward on an H200, bfloat16, channels last: windows of 2x2 of 134 million numbers 186
+us, torch's 430; overlapping ones of 3x3, 103 million, 380 and 915. Averages are left to torch there. A window of minus
+infinity alone that is padded has no gradient there.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from typing import Any, ClassVar, Dict, Tuple, Type, Union
+from typing import Any, ClassVar, Dict, List, Sequence, Tuple, Type, Union
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from spikecore.context import is_plain
+from spikecore.context import COMPILES, is_compiling, is_exporting, is_plain
 from spikecore.core.modules import pair
 from spikecore.layers._packed import as_kind
 
 #: Most numbers in a window of maximum pooling: a byte tells so many places apart.
 _MOST = 256
+#: Layers of maximum pooling, and their dimensions.
+_DIMS: Dict[Type[nn.Module], int] = {nn.MaxPool1d: 1, nn.MaxPool2d: 2, nn.MaxPool3d: 3}
 #: Rows and columns of a window.
 Window = Tuple[int, int]
 
@@ -40,11 +49,19 @@ class _Compact(nn.Module):
         if _is_compactable(pool) and _is_ours(input, pool):
             y: Tensor = _Pooling.apply(input, pair(pool.kernel_size), isinstance(self, nn.MaxPool2d))
             return y
+        if COMPILES and is_compiling() and not is_exporting() and _is_ours_in_graph(input, pool):
+            return _InGraph.apply(input, *_windows(pool))  # type: ignore[no-any-return]  # the maxima
         return super().forward(input)  # type: ignore[no-any-return]  # torch's
 
     def extra_repr(self) -> str:
         """Text of torch's layer, and what is kept."""
         return f"{super().extra_repr()}, keeps {self.keeps}"
+
+
+class CompactMaxPool1d(_Compact, nn.MaxPool1d):
+    """:class:`torch.nn.MaxPool1d` that keeps a byte for each maximum in a compiled graph."""
+
+    keeps = "places in a compiled graph"
 
 
 class CompactMaxPool2d(_Compact, nn.MaxPool2d):
@@ -53,20 +70,33 @@ class CompactMaxPool2d(_Compact, nn.MaxPool2d):
     keeps = "places"
 
 
+class CompactMaxPool3d(_Compact, nn.MaxPool3d):
+    """:class:`torch.nn.MaxPool3d` that keeps a byte for each maximum in a compiled graph."""
+
+    keeps = "places in a compiled graph"
+
+
 class CompactAvgPool2d(_Compact, nn.AvgPool2d):
     """:class:`torch.nn.AvgPool2d` that keeps nothing but shapes."""
 
     keeps = "nothing"
 
 
-_COMPACT: Dict[Type[nn.Module], Type[nn.Module]] = {nn.MaxPool2d: CompactMaxPool2d, nn.AvgPool2d: CompactAvgPool2d}
+_COMPACT: Dict[Type[nn.Module], Type[nn.Module]] = {
+    nn.MaxPool1d: CompactMaxPool1d,
+    nn.MaxPool2d: CompactMaxPool2d,
+    nn.MaxPool3d: CompactMaxPool3d,
+    nn.AvgPool2d: CompactAvgPool2d,
+}
 _PLAIN = {other: kind for kind, other in _COMPACT.items()}
 
 
 def compact(module: nn.Module) -> nn.Module:
     """A pooling that keeps little, if there is one for a module; another module as it is."""
     kind = _COMPACT.get(type(module))
-    return module if kind is None or not _is_compactable(module) else as_kind(module, kind)
+    if kind is None or not (_is_compactable(module) or _is_coded(module)):
+        return module
+    return as_kind(module, kind)
 
 
 def plain(module: nn.Module) -> nn.Module:
@@ -108,6 +138,87 @@ class _Pooling(torch.autograd.Function):
         return F.pad(image, (0, rest[0], 0, rest[1])) if any(rest) else image, None, None
 
 
+def _reach(sizes: Sequence[int], strides: Sequence[int]) -> List[int]:
+    """Most windows that an input is in, along each dimension."""
+    return [-(-size // stride) for size, stride in zip(sizes, strides)]
+
+
+def _weights(sizes: Sequence[int], strides: Sequence[int]) -> Tuple[List[int], int]:
+    """A place within a window as one number: what it counts along each dimension, and how many numbers there are.
+
+    The distance from an input to the begin of a window is below a multiple of the stride.
+    """
+    weights: List[int] = []
+    count = 1
+    for reach, stride in reversed([*zip(_reach(sizes, strides), strides)]):
+        weights.insert(0, count)
+        count *= reach * stride
+    return weights, count
+
+
+class _InGraph(torch.autograd.Function):
+    """The maximum of each window, ``[B, C, ...]``, by operations on each number alone, for a compiler to join."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, sizes: Sequence[int], strides: Sequence[int], padding: Sequence[int]) -> Tensor:
+        # [B, rows, columns, C] of an input that is channels-last: what is made here then is, too
+        last = not x.is_contiguous() and x.movedim(1, -1).is_contiguous()
+        lead, weights = ((slice(None),) if last else (...,)), _weights(sizes, strides)[0]
+        ends = [(n + 2 * p - k) // s * s + 1 for n, k, s, p in zip(x.shape[2:], sizes, strides, padding)]
+        padded = x.movedim(1, -1) if last else x
+        if any(padding):
+            around = [n for p in reversed(padding) for n in (p, p)]
+            padded = F.pad(padded, [0, 0, *around] if last else around, value=-math.inf)
+        out = place = None
+        corners = [*itertools.product(*map(range, sizes))]
+        for corner in corners:
+            at: Any = (*lead, *[slice(a, a + end, s) for a, end, s in zip(corner, ends, strides)])
+            value = padded[at]
+            if out is None or place is None:
+                out, place = value, torch.zeros_like(value, dtype=torch.uint8)
+                continue
+            larger = (value > out) | (value != value)
+            out = torch.where(larger, value, out)
+            place = place.masked_fill(larger, sum(a * weight for a, weight in zip(corner, weights)))
+        ctx.save_for_backward(place)
+        ctx.windows, ctx.shape, ctx.last = (sizes, strides, padding), x.shape, last
+        out = out.clone() if len(corners) == 1 else out  # type: ignore[union-attr]  # there is a corner
+        return out.movedim(-1, 1) if last else out  # type: ignore[return-value, union-attr]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        (sizes, strides, padding), (place,) = ctx.windows, ctx.saved_tensors
+        n, reach, weights = len(sizes), _reach(sizes, strides), _weights(sizes, strides)[0]
+        # where windows may begin for an input, counted in strides from the first of them
+        lengths = [(size - 1 + p) // s + 1 for size, s, p in zip(ctx.shape[2:], strides, padding)]
+        grad, rows = (grad.movedim(1, -1), 1) if ctx.last else (grad, 2)
+        around = [side for k in reversed(range(n)) for side in (reach[k] - 1, lengths[k] - grad.shape[rows + k])]
+        if any(around):
+            around = [0, 0, *around] if ctx.last else around
+            grad, place = F.pad(grad, around), F.pad(place, around, value=_MOST - 1)
+
+        def apart(x: Tensor, begin: Sequence[int]) -> Tensor:
+            for k in range(n):
+                x = x.narrow(rows + 2 * k, begin[k], lengths[k]).unsqueeze(rows + 2 * k + 1)
+            return x
+
+        own: Any = 0
+        for k in range(n):
+            along = torch.arange(strides[k], dtype=torch.uint8, device=grad.device) * weights[k]
+            own = own + along.view([-1, *[1] * (2 * (n - 1 - k) + ctx.last)])
+        total: Any = 0
+        for before in itertools.product(*map(range, reach)):
+            begin = [most - 1 - m for most, m in zip(reach, before)]
+            code = own + sum(m * s * weight for m, s, weight in zip(before, strides, weights))
+            total = total + torch.where(apart(place, begin) == code, apart(grad, begin), 0)
+        first, last = total.shape[:rows], total.shape[rows + 2 * n :]
+        image = total.contiguous().view(*first, *[a * s for a, s in zip(lengths, strides)], *last)
+        for k, (size, p) in enumerate(zip(ctx.shape[2:], padding)):
+            image = image.narrow(rows + k, p, size)
+        image = image.contiguous()
+        return image.movedim(-1, 1) if ctx.last else image, None, None, None
+
+
 def _maxima(x: Tensor, window: Window) -> Tuple[Tensor, Tensor]:
     """The maximum of each window and its place, by torch's pooling, whose indices are gone afterwards."""
     out, indices = F.max_pool2d(x, window, return_indices=True)
@@ -124,12 +235,46 @@ def _is_compactable(pool: Any) -> bool:
     """True if little is enough for backward: windows neither overlap nor leave a gap, and the pooled values are the
     only output. Numbers may be set at any time.
     """
+    if not isinstance(pool, (nn.MaxPool2d, nn.AvgPool2d)):
+        return False
     window, stride = pair(pool.kernel_size), pair(pool.stride or pool.kernel_size)  # torch takes () for none
     if pool.ceil_mode or window != stride or pair(pool.padding) != (0, 0):
         return False
     if isinstance(pool, nn.AvgPool2d):
         return pool.divisor_override is None
     return pair(pool.dilation) == (1, 1) and not pool.return_indices and 1 < math.prod(window) <= _MOST
+
+
+def _windows(pool: Any) -> Tuple[Tuple[int, ...], ...]:
+    """Sizes, strides and paddings of the windows of maximum pooling, along each dimension."""
+    settings = (pool.kernel_size, pool.stride or pool.kernel_size, pool.padding)
+    return tuple([_along_all(size, _dims(pool)) for size in settings])
+
+
+def _along_all(size: Any, dims: int) -> Tuple[int, ...]:
+    numbers = (*size,) if isinstance(size, (tuple, list)) else (size,)
+    return numbers * dims if len(numbers) == 1 else numbers
+
+
+def _dims(pool: Any) -> int:
+    """The dimensions of maximum pooling, 0 of another layer."""
+    return next((dims for kind, dims in _DIMS.items() if isinstance(pool, kind)), 0)
+
+
+def _is_coded(pool: Any) -> bool:
+    """True if a byte tells the places within a window of maximum pooling apart, with one to spare for none."""
+    dims = _dims(pool)
+    if not dims or pool.ceil_mode or pool.return_indices or _along_all(pool.dilation, dims) != (1,) * dims:
+        return False
+    return _weights(*_windows(pool)[:2])[1] < _MOST
+
+
+def _is_ours_in_graph(x: Tensor, pool: Any) -> bool:
+    """True for a call with a derivative, of at least one window, whose places a byte tells apart."""
+    if not (_is_coded(pool) and x.requires_grad and torch.is_grad_enabled() and x.is_floating_point()):
+        return False
+    usual = x.ndim == _dims(pool) + 2 and x.numel() > 0  # torch reports what windows and padding must not be
+    return usual and all(2 * p <= k <= n + 2 * p for n, k, _, p in zip(x.shape[2:], *_windows(pool)))
 
 
 def _is_ours(x: Tensor, pool: Any) -> bool:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import spikecore as sc
+from spikecore.context import COMPILES
 from spikecore.layers import TimeBatched
 
 KINDS = {"max": nn.MaxPool2d, "avg": nn.AvgPool2d}
@@ -95,7 +96,7 @@ def test_what_is_kept() -> None:
     "module",
     [
         nn.MaxPool2d(2, dilation=2),
-        nn.MaxPool2d(3, 2, 1),
+        nn.MaxPool3d(2, dilation=2),
         nn.MaxPool2d(2, ceil_mode=True),
         nn.MaxPool2d(2, return_indices=True),
         nn.MaxPool2d(17),
@@ -107,8 +108,44 @@ def test_what_is_kept() -> None:
     ids=repr,
 )
 def test_other_poolings_stay(module: nn.Module) -> None:
-    """Dilated windows, windows that overlap, and what gives more than the pooled numbers."""
+    """Dilated windows, averages of windows that overlap, and what gives more than the pooled numbers."""
     assert sc.fuse(nn.Sequential(module))[0] is module
+
+
+#: Windows of each number of dimensions: apart, overlapping, with gaps, padded, of another size in each dimension.
+IN_GRAPHS = [
+    (nn.MaxPool1d(2), (2, 3, 9)),
+    (nn.MaxPool1d(5, 3, 2), (2, 3, 17)),
+    (nn.MaxPool2d(2), (2, 3, 8, 7)),
+    (nn.MaxPool2d(3, 2, 1), (2, 3, 9, 8)),
+    (nn.MaxPool2d((2, 3), (3, 1), (1, 0)), (2, 3, 7, 6)),
+    (nn.MaxPool2d(1, 2), (2, 3, 5, 6)),
+    (nn.MaxPool3d(2), (2, 3, 4, 6, 5)),
+    (nn.MaxPool3d((3, 2, 1), (2, 2, 1), (1, 0, 0)), (2, 2, 5, 4, 3)),
+]
+
+
+@pytest.mark.skipif(not COMPILES, reason="torch.compile of what spikecore computes needs torch 2.6")
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch, while it traces
+@pytest.mark.parametrize(("pool", "shape"), IN_GRAPHS, ids=repr)
+@pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
+def test_maxima_in_a_compiled_graph(pool: nn.Module, shape: Tuple[int, ...], last: bool) -> None:
+    """Outputs, gradients and their strides are torch's, of equal maxima too; of NaN where a window has some."""
+    module: Any = compact(pool)
+    for nan in (False, True):
+        torch._dynamo.reset()
+        x = numbers(shape, False, nan and max(shape) > 5)
+        x = x.movedim(1, -1).contiguous().movedim(-1, 1) if last else x
+        x[x.isneginf()] = -9.0  # which a padded window of nothing else has
+        mine, its = (x.clone(memory_format=torch.preserve_format).requires_grad_() for _ in range(2))
+        found = torch.compile(module, backend="aot_eager", fullgraph=True)(mine)
+        expected = pool(its)
+        torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+        cotangent = torch.randn(found.shape, dtype=x.dtype, generator=torch.Generator().manual_seed(1))
+        found.backward(cotangent)
+        expected.backward(cotangent)
+        torch.testing.assert_close(mine.grad, its.grad, rtol=0, atol=1e-15)
+        assert mine.grad.stride() == x.stride()
 
 
 class TestFuse:
