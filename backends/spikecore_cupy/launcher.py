@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cached_property, reduce
 from math import inf
+from operator import itemgetter, or_
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 import torch
@@ -42,9 +43,15 @@ PAIR = 2
 #: Fewer neurons than these have places in the steps of a chunk that are counted with 32 bits.
 _FEWER = 2**27
 
+data_ptr = Tensor.data_ptr
 Plan = Union[ForwardPlan, BackwardPlan]
 #: For each parameter: neurons between neighbouring channels, channels.
 Channels = Sequence[Tuple[int, int]]
+
+
+def _picker(places: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """A function that gives what a sequence has at these places."""
+    return itemgetter(*places) if len(places) > 1 else lambda values: [values[place] for place in places]
 
 
 class Launcher:
@@ -177,16 +184,17 @@ class Launcher:
         if beside is not None:
             return beside.dense(geometry, counts)
         width, numbers, learnt = self._form.width, self._numbers, self.learnt
-        # among all tensors in a row; those that are parameters count from the end
+        # among all tensors in a row, the parameters behind them
         starts = [sum(counts[:k]) for k in range(len(counts))]
-        order = [-1 - index if group == self._params else starts[group] + index for group, index in self._pointers]
-        uniform = [starts[group] + index for group, index in self._uniform]
+        starts[self._params] = sum(counts)
+        pick = _picker([starts[group] + index for group, index in (*self._pointers, *self._uniform)])
+        aligned, picked_numbers = len(self._pointers), _picker(numbers)
         # of dense tensors every stride is the neurons of a step, or the numbers of a period
         constants = [
             period if self.plan.broadcast and self.groups[group] == "inputs" and self.plan.broadcast[index] else neurons
             for group, index in self._strides
         ]
-        constants += [1] * len(uniform) + [channels[index][which] for index, which in self._channels]
+        constants += [1] * len(self._uniform) + [channels[index][which] for index, which in self._channels]
         if not self._form.staged:
             width = self._narrowed(neurons, width)
             while (neurons | period) % width:
@@ -208,16 +216,10 @@ class Launcher:
         word = torch.finfo(self.compute).bits // 8
 
         def launch(tensors: Sequence[Tensor], params: Sequence[Any]) -> Optional[Sequence[Tensor]]:
-            addresses, pointers = 0, []
-            for index in order:
-                pointer = (tensors[index] if index >= 0 else params[-1 - index]).data_ptr()
-                addresses |= pointer
-                pointers.append(pointer)
-            if addresses & unaligned:
+            pointers = [*map(data_ptr, pick((*tensors, *params)))]
+            if reduce(or_, pointers[:aligned], 0) & unaligned:
                 return None
-            pointers += [tensors[index].data_ptr() for index in uniform]
-            x = tensors[0]
-            powers = self._multiplies(neurons, params)
+            x, powers = tensors[0], self._multiplies(neurons, params)
             kernel = by_powers[powers]
             if kernel is None:
                 key = (width, length, powers, arranged is not None, size)
@@ -237,8 +239,7 @@ class Launcher:
                 ]
                 sums += [x.new_empty((steps, each), dtype=self.compute) for each in added]
                 pointers += [sums[index].data_ptr() for index in self._sums]
-            arguments = (*sizes, *pointers, *constants, *[params[index] for index in numbers])
-            kernel(blocks, x.get_device(), arguments, threads)
+            kernel(blocks, x.get_device(), (*sizes, *pointers, *constants, *picked_numbers(params)), threads)
             if parts is None or self._totals is None:
                 return sums
             return self._totals(parts, channels[self._learnt_at[0]][1], arranged.inner)  # type: ignore[union-attr]  # there are parts

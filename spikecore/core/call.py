@@ -30,6 +30,8 @@ from spikecore.dtypes import compute_dtype
 from spikecore.lang.transform import Transform
 from spikecore.scan import is_any_length
 
+_STRIDED = torch.strided
+
 
 def call(
     neuron: Any,
@@ -47,27 +49,20 @@ def call(
     if watched and neuron._watchers:
         compute = functools.partial(call, neuron, watched=False)
         return observe.recorded(neuron, compute, inputs, state, record, final, single)  # type: ignore[no-any-return]
-    mode, results = world(), None
+    mode = world()
     if mode is EAGER and not record:
-        results = _as_noted(neuron, inputs, state, final, single)
+        key = signature(inputs, neuron.states, state, (final, 0 if single else neuron._repeat()))
+        noted: Optional[NotedCall] = neuron._dispatch.noted.get(key)
+        values = None if noted is None else noted.values(neuron)
+        if noted is not None and values is not None:
+            start = None if state is None else tuple(state.values())
+            outputs, end = (noted.straight or noted.again)(tuple(inputs), start, values)
+            return outputs, None if end is None else dict(zip(neuron.states, end)), ()
     elif mode is COMPILED and len(inputs) == 1 and state is None and not (record or final or single):
         results = _in_graph(neuron, inputs[0])
-    return execute(neuron, inputs, state, record, final, single, mode) if results is None else results
-
-
-def _as_noted(
-    neuron: Any, inputs: Sequence[Tensor], state: Optional[Mapping[str, Tensor]], final: bool, single: bool
-) -> Optional[Results]:
-    """Results of an eager call like one that passed every check; None for another call."""
-    key = signature(inputs, neuron.states, state, (final, 0 if single else neuron._repeat()))
-    noted: Optional[NotedCall] = neuron._dispatch.noted.get(key)
-    values = None if noted is None else noted.values(neuron)
-    if noted is None or values is None:
-        return None
-    steps, constant = noted.arranged(inputs)
-    start = None if state is None else tuple(state.values())
-    outputs, end, _ = noted.results(steps, start, values, constant)
-    return outputs, None if end is None else dict(zip(neuron.states, end)), ()
+        if results is not None:
+            return results
+    return execute(neuron, inputs, state, record, final, single, mode)
 
 
 def named_state(neuron: Any, end: Optional[Tensors]) -> Optional[Dict[str, Tensor]]:
@@ -329,6 +324,8 @@ class NotedCall:
         self._of_step: Sequence[Tuple[int, ...]] = ()
         #: Bound call; None if the runner itself takes the call.
         self.call: Optional[BoundCall] = None
+        #: The same where inputs stay as they are: :meth:`again` in one call.
+        self.straight: Optional[BoundCall] = None
         self.tensors = tuple(
             PlacedTensor(
                 position,
@@ -354,6 +351,7 @@ class NotedCall:
         """
         views = [tuple(value.shape) if isinstance(value, Tensor) else None for value in placed]
         self.call = bound(self.runner, inputs, state, tuple(values), views, self.single)
+        self.straight = None if self._shapes else self.call
         return self.call is not None
 
     def note_shapes(
@@ -390,6 +388,13 @@ class NotedCall:
             return tuple(steps), tuple([inputs[k] for k in self._constant])
         return tuple(steps), tuple([inputs[k].view(shape) for k, shape in zip(self._constant, self._of_step)])
 
+    def again(
+        self, inputs: Tensors, state: Optional[Tensors], values: Tuple[ParamValue, ...]
+    ) -> Tuple[Tensors, Optional[Tensors]]:
+        """Outputs, and states after the last step, for inputs as the call has them and the result of :meth:`values`."""
+        steps, constant = self.arranged(inputs)
+        return self.results(steps, state, values, constant)[:2]
+
     def results(
         self,
         inputs: Tensors,
@@ -412,7 +417,7 @@ class NotedCall:
         """The parameters as the neuron has them; None if there is another tensor than there was."""
         attributes = neuron.__dict__
         try:
-            numbers = (*self._read(attributes), *self._of_surrogate)
+            numbers = self._read(attributes) + self._of_surrogate
         except KeyError:  # a number became a parameter or a buffer
             return None
         if not self.tensors:
@@ -452,10 +457,10 @@ def signature(
     for value in tensors:
         if value is None:
             key.append(None)
-        elif type(value) not in PLAIN or value.layout is not torch.strided or value.is_nested:
-            return None
-        else:
+        elif type(value) in PLAIN and value.layout is _STRIDED and not value.is_nested:
             key.append((value.shape, value.stride(), value.dtype, value.device, value.requires_grad))
+        else:
+            return None
     return tuple(key)
 
 

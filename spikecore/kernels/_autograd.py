@@ -44,12 +44,16 @@ class KernelCall(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Optional[Tensor]) -> Tuple[Optional[Tensor], ...]:
-        plan, needs = ctx.context[0], ctx.needs_input_grad[1:]
-        saved = plan.restored(ctx.saved_tensors)
+        (plan, numbers), needs, saved = ctx.context, ctx.needs_input_grad[1:], ctx.saved_tensors
+        if plan.usual is not None and not torch.is_grad_enabled():
+            gradients = plan.usual.straight(numbers, saved, grads, needs)
+            if gradients is not None:
+                return (None, *gradients)
+        saved = plan.restored(saved)
         if not plan.added:
             return (None, *_gradients(ctx.context, needs, saved, grads))
         left = plan.left(needs)
-        gradients: List[Optional[Tensor]] = [None] * len(left)
+        gradients = [None] * len(left)
         if True in left:
             gradients = [*_gradients(ctx.context, left, saved, grads)]
         for index, output in plan.added:
@@ -80,7 +84,7 @@ def _gradients(
 class _Gradient:
     """The plan of a gradient that a kernel computed, its first tensor: of the others it has no derivative."""
 
-    n_results, added, eager = 1, (), False
+    n_results, added, eager, usual = 1, (), False, None
 
     def __init__(self, backend: str) -> None:
         self.backend = backend

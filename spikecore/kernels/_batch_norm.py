@@ -180,7 +180,7 @@ class NormalisingPlan(CallPlan):
         if self.is_empty or True not in [needs[place] for place, _ in kernels.normalised]:
             return super().backward(numbers, saved, grads, needs)
         # both passes read one copy of what does not lie as planned
-        is_dense = self.is_dense and self._as_planned(saved, grads)
+        is_dense = self.is_dense and self.as_planned(saved, grads)
         values, checkpoints, grads, is_dense = self.as_read(saved, grads, is_dense)
         key = (tuple(needs), *[grad is not None for grad in grads])
         passes = self._passes.get(key)

@@ -183,6 +183,8 @@ class CallPlan:
 
     #: True for a call that launches, and is not traced.
     eager = True
+    #: The pass of the last usual call backward, which the next one is likely to take; autograd asks it first.
+    usual: Optional[Pass] = None
 
     def __init__(
         self, kernels: Kernels, call: Call, tensors: Sequence[Tensor], wants: Tuple[bool, ...], views: Any = None
@@ -240,8 +242,9 @@ class CallPlan:
         any value in the place of a tensor.
         """
         if self._straight is not None and has_memory(tensors):  # the usual call: an output that lies as the input
-            moving, params = tensors[: self.moving], self.params(numbers, tensors) if self.views else numbers
-            out = torch.empty_like(tensors[self.lead])
+            out, moving, params = torch.empty_like(tensors[self.lead]), tensors, numbers
+            if self.views:
+                moving, params = tensors[: self.moving], self.params(numbers, tensors)
             if self._straight((*moving, out), params) is None:
                 self._launch(self._forward[0], moving, params, [out])  # type: ignore[index]  # bound with the other
             return [out]
@@ -340,13 +343,14 @@ class CallPlan:
         """
         if self.is_empty:
             return [torch.zeros_like(value) if wants else None for value, wants in zip(saved, needs)]
-        backward_pass = self.backward_pass(needs, grads)
-        is_dense = self.is_dense and self._as_planned(saved, grads)
-        if is_dense and backward_pass.is_straight:
-            gradients = backward_pass.straight(numbers, saved, grads[0])
+        backward_pass, is_dense = self.backward_pass(needs, grads), False
+        if backward_pass.is_straight:
+            gradients = backward_pass.straight(numbers, saved, grads, backward_pass.needs)
             if gradients is not None:
+                self.usual = None if self.added or self.packed else backward_pass
                 return gradients
-            is_dense = False
+        elif self.is_dense:
+            is_dense = self.as_planned(saved, grads)
         values, checkpoints, grads, is_dense = self.as_read(saved, grads, is_dense)
         params = self.params(numbers, values) if self.views else numbers
         results, sums = backward_pass(params, values[: self.moving], checkpoints, grads, is_dense)
@@ -374,7 +378,7 @@ class CallPlan:
             values = self.fitted(values, is_dense)
         return values, checkpoints, grads, is_dense
 
-    def _as_planned(self, saved: Sequence[Tensor], grads: Sequence[Optional[Tensor]]) -> bool:
+    def as_planned(self, saved: Sequence[Tensor], grads: Sequence[Optional[Tensor]]) -> bool:
         """True if saved tensors and cotangents lie as the call had them: hooks and users may give anything. Autograd
         gives a cotangent the shape, the dtype and the device of its result.
         """
@@ -517,22 +521,31 @@ class Pass:
         #: True if :meth:`straight` computes it: inputs, and the cotangent of one output in the same layout.
         is_one = plan.moving == kernels.n_inputs and len(present) == sum(present) == 1
         is_alike = plan.results[0] == plan.tensors[plan.lead]
-        self.is_straight = is_one and is_alike and plan.as_is and kernels.reads and self.dense is not None
+        is_read = plan.as_is and plan.is_dense and kernels.reads
+        self.is_straight = is_one and is_alike and is_read and self.dense is not None
         shapes = [plan.tensors[place][0] for place in backward.written]
         #: The inputs whose gradient, one number for each neuron, is summed by torch, and their shapes.
         self.broadcast = [(place, shape) for place, shape in zip(backward.written, shapes) if shape != self.forms[0][0]]
 
     def straight(
-        self, numbers: Sequence[Any], saved: Sequence[Tensor], grad: Optional[Tensor]
+        self,
+        numbers: Sequence[Any],
+        saved: Sequence[Tensor],
+        grads: Sequence[Optional[Tensor]],
+        needs: Tuple[bool, ...],
     ) -> Optional[List[Optional[Tensor]]]:
-        """The wanted gradients of the usual call, None where its tensors take another launch."""
-        plan, x = self.plan, saved[self.plan.lead]
-        results: List[Any] = [torch.empty_like(x) for _ in range(self.n_inputs)]
+        """The wanted gradients of the usual call, None where another pass or another launch takes it."""
+        plan = self.plan
+        if grads[0] is None or needs != self.needs or not plan.as_planned(saved, grads):
+            return None
+        if plan.count == 1:
+            results: List[Any] = [torch.empty_like(saved[0])]
+            return None if self.dense((*saved, grads[0], *results), numbers) is None else results  # type: ignore[misc]  # it is there
+        x = saved[plan.lead]
+        results = [torch.empty_like(x) for _ in range(self.n_inputs)]
         params = plan.params(numbers, saved) if plan.views else numbers
-        sums = self.dense((*saved[: plan.moving], *saved[plan.count :], grad, *results), params)  # type: ignore[misc, arg-type]  # they are there
-        if sums is None or plan.count == 1:
-            return None if sums is None else results
-        return self.placed(results, sums, saved)
+        sums = self.dense((*saved[: plan.moving], *saved[plan.count :], grads[0], *results), params)  # type: ignore[misc]  # too
+        return None if sums is None else self.placed(results, sums, saved)
 
     def __call__(
         self,

@@ -85,7 +85,7 @@ class FedPlan:
     where the first tensor has them side by side.
     """
 
-    added, eager = (), True
+    added, eager, usual = (), True, None
 
     def __init__(
         self,
