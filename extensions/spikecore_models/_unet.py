@@ -31,9 +31,18 @@ class _Level(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Forward pass; see the class."""
-        y = self.below(self.joined(torch.cat([self.strided(x), self.down(x)], -3)))
-        left: Tensor = self.leave(torch.cat([x, self.up(y)], -3))
+        y = self.below(self.joined(_side_by_side(self.strided(x), self.down(x))))
+        left: Tensor = self.leave(_side_by_side(x, self.up(y)))
         return left
+
+
+def _side_by_side(x: Tensor, y: Tensor) -> Tensor:
+    """Join two tensors ``[..., C, H, W]`` along their channels, as samples ``[B, C, H, W]``: then what is channels-last
+    stays so, and a convolution behind it copies nothing.
+    """
+    samples = torch.cat([x.flatten(0, -4), y.flatten(0, -4)], 1)
+    joined: Tensor = samples.unflatten(0, x.shape[:-3])
+    return joined
 
 
 def spiking_unet(

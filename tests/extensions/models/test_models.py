@@ -114,4 +114,16 @@ class TestEach:
             torch.testing.assert_close(torch.stack([net(images().double()) for _ in range(4)]), expected)
 
 
+def test_what_is_joined_keeps_its_layout():
+    """In a U-Net whose images have their channels last, so has the input of each convolution."""
+    net = SMALL["unet"](steps=2).to(memory_format=torch.channels_last)
+    found = []
+    for module in net.modules():
+        if isinstance(module, (nn.Conv2d, nn.ConvTranspose2d)):
+            module.register_forward_pre_hook(lambda _, inputs: found.append(inputs[0]))
+    net(images().contiguous(memory_format=torch.channels_last))
+    assert len(found) == 15
+    assert all(x.is_contiguous(memory_format=torch.channels_last) for x in found)
+
+
 test_refused = refusals.table(__file__, globals())
