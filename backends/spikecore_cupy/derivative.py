@@ -161,7 +161,6 @@ def divisors(plan: Plan) -> Tuple[Node, ...]:
 
 
 @lru_cache(maxsize=1024)
-@lru_cache(maxsize=256)
 def is_power_of_two(value: Any) -> bool:
     """True if every quotient by a number is the product with its reciprocal: both are exact, or rounded alike."""
     # so that the reciprocal is an ordinary float32
