@@ -11,9 +11,8 @@ last one. Calls without a derivative, traced and transformed ones, and other inp
 
 In a graph of torch.compile maxima of any windows, in one to three dimensions, are operations that the compiler makes
 one kernel of in each direction (:class:`_InGraph`). Its own kernel for backward computes from an index where each
-maximum came from.
-Averages are left to torch there. A window of minus
-infinity alone that is padded has no gradient there.
+maximum came from. Averages are left to torch there. A window of minus infinity alone that is padded has no gradient
+there.
 """
 
 from __future__ import annotations
