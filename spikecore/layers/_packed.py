@@ -109,21 +109,20 @@ class PackedLinear(_Packed, nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """``[..., C] -> [..., D]``."""
-        own = self._parameters
-        if not (self.in_order or is_compiling()) and input.is_cpu and "weight" in own:
+        own, compiles = self._parameters, is_compiling()
+        if not (self.in_order or compiles) and input.is_cpu and "weight" in own:
             # a small product takes a few microseconds: its size is looked at before all else
             size = input.numel(), self.in_features, self.out_features, input.dtype
             if _is_plain(*size, torch.is_grad_enabled(), torch.get_num_threads(), default_registry()):
                 return F.linear(input, own["weight"], own["bias"])  # type: ignore[arg-type]  # there is a weight
         weight, bias = self.weight, self.bias
-        y = None
         if _keeps(input, weight):
-            y = _kept(input, weight, bias, self.spikes, [], self.in_order)
-        elif self.in_order or (not is_compiling() and adds_rows(weight, input.shape[:-1].numel())):
-            if _is_constant(input, weight, bias):
-                y = _rows(input, weight.t(), bias, self.in_order)
-            if y is None and self.in_order and input.numel():
-                raise _not_in_order(input)
+            return _kept(input, weight, bias, self.spikes, [], self.in_order)
+        y = None
+        if (self.in_order or not compiles) and _is_constant(input, weight, bias):
+            y = _rows(input, weight.t(), bias, self.in_order)
+        if y is None and self.in_order and input.numel():
+            raise _not_in_order(input)
         return F.linear(input, weight, bias) if y is None else y
 
 

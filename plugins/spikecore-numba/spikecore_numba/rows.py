@@ -19,7 +19,8 @@ from torch import Tensor
 from spikecore.backend import compute_dtype
 from spikecore.kernels.writing import Argument, indented
 from spikecore_numba.compiler import INTS, Function, compiled, processor
-from spikecore_numba.threads import Scratch, over_blocks
+from spikecore_numba.pages import prefer_large_pages
+from spikecore_numba.threads import WORTHWHILE, Scratch, over_blocks
 from spikecore_numba.writer import STORAGE, Source
 
 #: Rows of x that are listed together.
@@ -40,19 +41,21 @@ class _Cost(NamedTuple):
     first: float
     #: Of an addition, by the bytes of the table, up to 2 to this power.
     added: Mapping[int, float]
+    #: Of a number of a table above LARGE that lies by input, and that a dense product copies.
+    laid: float = 0.0
 
 
 # Rows are added where they take at most MARGIN of the time of a dense product, by an estimate of both. It was measured
 # beside ``torch.nn.functional.linear`` and the product of its weight's gradient: torch 2.13, one thread, products of
 # 128x128 to 1024x1024, 1 to 1280 rows, 1 to 50 % of spikes, other inputs at each call, the least of rounds in which all
 # take turns, on an AMD EPYC (Zen 5, AVX-512). Where a prototype of the kernels was worse off on an Intel Xeon (AVX-512,
-# AMX), of 128x128 to 4096x4096 and up to 3200 rows, its figures are here: of many rows, of tables above 1 MiB, and all
-# with AMX. Those of float64 are twice those of float32.
-MARGIN, FEW = 0.9, 32
+# AMX), of 128x128 to 4096x4096 and up to 3200 rows, its figures are here: of tables above 1 MiB, and all with AMX. Of
+# many rows the figure is between those of both, 0.0125 and 0.02. Those of float64 are twice those of float32.
+MARGIN, FEW, LARGE = 0.9, 32, 1 << 22
 COSTS: Mapping[str, _Cost] = {
-    "float32": _Cost(2500, 0.0225, 0.0125, 0.03, {18: 0.025, 20: 0.032, 22: 0.068, 62: 0.145}),
-    "float64": _Cost(2500, 0.045, 0.025, 0.06, {19: 0.05, 21: 0.064, 23: 0.136, 62: 0.29}),
-    "bfloat16": _Cost(10_000, 0.0045, 0.0045, 0.08, {18: 0.04, 22: 0.026, 62: 0.1}),
+    "float32": _Cost(2500, 0.0225, 0.016, 0.04, {18: 0.025, 20: 0.032, 22: 0.068, 62: 0.145}),
+    "float64": _Cost(2500, 0.045, 0.032, 0.08, {19: 0.05, 21: 0.064, 23: 0.136, 62: 0.29}),
+    "bfloat16": _Cost(10_000, 0.0045, 0.0045, 0.08, {18: 0.04, 22: 0.026, 62: 0.1}, 0.15),
     "bfloat16 with AMX": _Cost(10_000, 0.002, 0.002, 0.1, {18: 0.04, 22: 0.065, 62: 0.13}),
 }
 #: Of a call, of a number of x that is listed, and of a number of a table that is copied since it lies the other way.
@@ -60,11 +63,11 @@ CALL, LISTED, COPIED = 9500, 0.3, 0.5
 #: Of products with ``x.t()``: of a call, and of a number of the result in each block.
 CALL_BY_COLUMNS, SUMMED = 10_000, 0.1
 #: A dense product that takes less is not worth a look at x, unless rows are added up to this share.
-SHORT, ANY = 300_000, 0.3
+SHORT, ANY = 300_000, 0.305
 #: What of a dense product one thread does alone.
 ALONE = 30_000
 #: Of keeping an input as bits for backward: of a call, and of a number. Rows pay for that at a share of TYPICAL.
-BITS_CALL, BITS, TYPICAL = 150_000, 0.5, 0.05
+BITS_CALL, BITS, TYPICAL = 300_000, 0.8, 0.05
 #: The largest share of numbers other than 0.
 LARGEST = 0.4
 
@@ -118,6 +121,8 @@ def _estimate(
     # each sum has as many summands as the table has rows
     sums, summands = (count, rows) if by_columns else (rows, count)
     dense = cost.call + work * ((cost.few if sums <= FEW else cost.many) + cost.first / sums)
+    size = count * width * torch.finfo(dtype).bits // 8
+    dense += cost.laid * count * width * (not by_columns and size > LARGE)
     dense = max(dense / threads, min(dense, ALONE))
     parts = min(threads, -(-count // UNIT) if by_columns else -(-rows // BLOCK))
     own = rows * count * LISTED / parts + copied * summands * width * COPIED
@@ -168,8 +173,8 @@ def product(x: Tensor, table: Tensor, bias: Optional[Tensor], always: bool) -> O
             return None
         table = table.contiguous()
     if by_columns:
-        return _by_columns(numbers, sizes, table, sum(totals) * width, tensors).to(x.dtype)
-    out = torch.empty((rows, width), dtype=x.dtype, device="cpu")
+        return _by_columns(numbers, sizes, table, sum(totals) * width, tensors)
+    out = _empty(rows, width, x.dtype)
     bias = None if bias is None else bias.contiguous()
     read = table.data_ptr(), 0 if bias is None else bias.data_ptr(), sums, out.data_ptr()
     if at_once:
@@ -185,9 +190,9 @@ def product(x: Tensor, table: Tensor, bias: Optional[Tensor], always: bool) -> O
 
 
 def _by_columns(numbers: Tuple[int, ...], sizes: Tuple[int, ...], table: Tensor, work: int, tensors: Any) -> Tensor:
-    """``x.t() @ table`` in the dtype of arithmetic, of listed numbers."""
+    """``x.t() @ table`` of listed numbers, added in the dtype of arithmetic."""
     rows, count, _, stride, width, _ = sizes
-    out = torch.empty((count, width), dtype=compute_dtype(table.dtype), device="cpu")
+    out = _empty(count, width, compute_dtype(table.dtype))
     run, pack = _kernels(table.dtype).adding_columns
     at = *numbers, table.data_ptr(), out.data_ptr()
 
@@ -196,6 +201,14 @@ def _by_columns(numbers: Tuple[int, ...], sizes: Tuple[int, ...], table: Tensor,
         run(pack(begin, end, rows, count, stride, width, *at, memory.data_ptr(), memory.data_ptr() + 4 * stride))
 
     over_blocks(some, -(-count // UNIT), work, (*tensors, table, out))
+    return out if out.dtype == table.dtype else _empty(count, width, table.dtype).copy_(out)
+
+
+def _empty(rows: int, width: int, dtype: torch.dtype) -> Tensor:
+    """Memory of a result: the system gives that of a large one page by page."""
+    out = torch.empty((rows, width), dtype=dtype, device="cpu")
+    if out.numel() >= WORTHWHILE:
+        prefer_large_pages((out,))
     return out
 
 
