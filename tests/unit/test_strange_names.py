@@ -317,7 +317,7 @@ def test_names_in_c(watched: Fresh, path: List[str], owner: str, state: str, nam
             check_said(error, called, *path)
             assert not (folder / "program").exists()
             continue
-        assert all(re.fullmatch(r"(test/)?[A-Za-z0-9_]+(\.[a-z]+)?", file) for file in program.files)
+        assert all(re.fullmatch(r"((test|web)/)?[A-Za-z0-9_]+(\.[a-z]+)?", file) for file in program.files)
         texts = [(folder / "program" / file).read_text(encoding="utf-8") for file in program.files[:2]]
         assert all(line.isprintable() for text in texts for line in text.split("\n"))
         if one_in(10, called, owner, state, *path) or called != "network":
