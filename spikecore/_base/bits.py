@@ -10,7 +10,7 @@ Rules of this module:
 from __future__ import annotations
 
 import math
-from typing import List, Mapping, NamedTuple, Optional, Tuple
+from typing import List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
@@ -87,6 +87,15 @@ def multiplied(a: Optional[Whole], b: Optional[Whole]) -> Optional[Whole]:
     if a is None or b is None:
         return None
     return _bounded(a.largest * b.largest, a.unit * b.unit)
+
+
+def joined(wholes: Sequence[Optional[Whole]]) -> Optional[Whole]:
+    """Range of the numbers of several tensors; None as for a sum."""
+    ranges = [whole for whole in wholes if whole is not None]
+    if not ranges or len(ranges) < len(wholes):
+        return None
+    unit = min(whole.unit for whole in ranges)
+    return _bounded(max(whole.largest * whole.unit for whole in ranges) / unit, unit)
 
 
 def averaged(whole: Optional[Whole], count: int) -> Optional[Whole]:

@@ -20,7 +20,7 @@ from spikecore.graph._calls import (
     values,
 )
 from spikecore.graph._folding import computed, feature_axis, folded, norm_source
-from spikecore.graph._in_place import Parts, Rewritten, read_block, read_parts
+from spikecore.graph._in_place import Parts, Rewritten, function_of, read_block, read_parts
 from spikecore.graph._read import NotFollowed, layers_in_turn, read
 
 __all__ = [
@@ -39,6 +39,7 @@ __all__ = [
     "computed_by",
     "feature_axis",
     "folded",
+    "function_of",
     "is_parametrised",
     "layer_of",
     "layers_in_turn",

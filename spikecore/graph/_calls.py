@@ -26,6 +26,8 @@ NOTHING = (nn.Identity, *DROPOUTS)
 
 #: Functions, and names of methods, that add two values.
 _SUMS = (operator.add, operator.iadd, torch.add, "add", "add_")
+#: Functions that put values side by side.
+_JOINS = (torch.cat, torch.concat, torch.stack)
 #: Changes in place that are written with an operator.
 IN_PLACE = tuple(
     getattr(operator, f"i{name}")
@@ -73,6 +75,7 @@ class Call:
     args, kwargs: its arguments; values are the calls that compute them.
     inputs: the calls whose values it reads, each once, in order.
     readers: the calls that read numbers of its value, each once, in order; not those that ask for its shape alone.
+    users: those, and the calls that ask for its shape alone.
     is_folded: time and batch are one dimension here.
     owners: the modules whose ``forward`` it is made in, each of which calls the next one.
     node: the node of torch.fx.
@@ -87,9 +90,11 @@ class Call:
         self.kwargs: Dict[str, Any] = map_aggregate(node.kwargs, lambda value: _known(value, known))
         self.inputs: List[Call] = [known[value] for value in node.all_input_nodes]
         self.readers: List[Call] = []
+        self.users: List[Call] = []
         self.is_folded = bool(node.meta.get("folded"))
         self.owners: Tuple[nn.Module, ...] = node.meta.get("owners", ())
         for value in self.inputs:
+            value.users.append(self)
             if not self._only_describes(value):
                 value.readers.append(self)
 
@@ -149,6 +154,11 @@ class Call:
         """The two values that it adds; none where it does something else."""
         adds = self.kind in ("function", "method") and self.target in _SUMS and len(self.args) == 2 and not self.kwargs
         return self.args if adds and all(isinstance(value, Call) for value in self.args) else ()
+
+    @property
+    def is_join(self) -> bool:
+        """Tell whether it gives the numbers of several values, given as one list, in one."""
+        return self.kind == "function" and self.target in _JOINS and bool(self.args) and isinstance(self.args[0], (list, tuple))
 
     @property
     def is_in_place(self) -> bool:

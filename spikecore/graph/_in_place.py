@@ -147,7 +147,7 @@ class Rewritten:
 
     def __init__(self, block: nn.Module, graph: fx.Graph) -> None:
         self.block, self.graph = block, graph
-        self._run = _function(graph)
+        self._run = function_of(graph)
         # what inspect.signature gives, to readers and others
         self.__signature__ = inspect.signature(self._run.__get__(block))
 
@@ -194,8 +194,8 @@ def _graph(rows: Sequence[Tuple[Any, ...]]) -> fx.Graph:
     return graph
 
 
-def _function(graph: fx.Graph) -> Any:
-    """The graph as a function of the block and its inputs."""
+def function_of(graph: fx.Graph) -> Any:
+    """The graph as a function of the module that it is of and of its inputs."""
     code = graph.python_code("self")
     names: Dict[str, Any] = dict(code.globals)
     exec(compile(code.src, "<rewritten by sc.fuse>", "exec"), names)

@@ -11,7 +11,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple, Typ
 import torch
 from torch import nn
 
-from spikecore._base.bits import BYTE, Whole, added, averaged, multiplied
+from spikecore._base.bits import BYTE, Whole, added, averaged, joined, multiplied
 from spikecore.context import COMPILES, require_compiler
 from spikecore.core.checks import check_network
 from spikecore.core.modules import calls_as, pair, replace_modules
@@ -164,7 +164,8 @@ def whole_numbers(graph: Graph) -> Dict[Call, Whole]:
     """The values of a graph that are whole numbers of a known size, and this size."""
     known: Dict[Call, Whole] = {}
     for call in graph.calls:
-        whole = _of_call(call, [known.get(value) if isinstance(value, Call) else None for value in call.args])
+        args = call.args[0] if call.is_join else call.args
+        whole = _of_call(call, [known.get(value) if isinstance(value, Call) else None for value in args])
         if whole is not None:
             known[call] = whole
     return known
@@ -176,6 +177,8 @@ def _of_call(call: Call, args: Sequence[Optional[Whole]]) -> Optional[Whole]:
         return None if call.is_hooked else _of_layer(call, args)
     if call.kind not in ("function", "method"):
         return None
+    if call.is_join:
+        return joined(args)
     if call.summands:
         return added(*args)
     if call.target in _PRODUCTS and len(args) == 2 and not call.kwargs:

@@ -9,8 +9,9 @@ Rules of this package:
 - Nothing here asks for a kind of device where torch need not be told: a pipeline over ``"cpu"`` runs the same code.
 """
 
-from spikecore.parallel._checkpoint import Checkpointed, checkpoint, checkpoint_contexts
+from spikecore.parallel._again import checkpoint_contexts
+from spikecore.parallel._checkpoint import Checkpointed, Grouped, checkpoint
 from spikecore.parallel._pipeline import Pipeline
 
-__all__ = ["Checkpointed", "Pipeline", "checkpoint", "checkpoint_contexts"]
+__all__ = ["Checkpointed", "Grouped", "Pipeline", "checkpoint", "checkpoint_contexts"]
 __dir__ = __all__.copy

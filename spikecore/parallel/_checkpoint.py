@@ -1,25 +1,18 @@
-"""Activation checkpointing by ``torch.utils.checkpoint``: layers that are computed again in backward.
-
-Torch restores its random numbers and autocast. :class:`_Again`, its ``context_fn``, restores the rest: the states that
-neurons carried, the modes of layers and the states of generators; running statistics move only in the first run.
-"""
+"""Activation checkpointing: ``sc.checkpoint`` and the networks that it returns, computed again group by group."""
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from functools import partial
-from typing import Any, Callable, ContextManager, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
-from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
-from torch.utils import checkpoint as torch_checkpoint
+from torch import fx, nn
 
-from spikecore import context
 from spikecore.context import require_compiler
 from spikecore.core.checks import check_network
-from spikecore.core.state import State, Stateful, carried, put_back
-from spikecore.graph import layers_in_turn
+from spikecore.graph import NotFollowed, layers_in_turn, read_block, read_parts
+from spikecore.parallel._again import computed_again
+from spikecore.parallel._groups import Step, steps_of
 from spikecore.parallel._pipeline import Pipeline, refuse_compiler
 from spikecore.words import a_kind
 
@@ -28,12 +21,13 @@ _COMPILED = (
     "computed again compiled: for layer in net: layer.compile(); or end it with net = sc.checkpoint(net, every=None)"
 )
 
-Contexts = Tuple[ContextManager[Any], ContextManager[Any]]
+#: Value of ``every`` for groups that begin and end with spikes.
+SPIKES = "spikes"
 
 
 def checkpoint(
     net: nn.Module,
-    every: Optional[int],
+    every: Union[int, str, None],
     modules: Optional[Sequence[str]] = None,
     *,
     preserve_rng_state: bool = True,
@@ -64,10 +58,15 @@ def checkpoint(
     ``net[0].compile()``) and ``torch.export``.
     """
     check_network("sc.checkpoint", net)
-    if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 1):
-        raise ValueError(f"every={every!r} must be the number of layers in a group, 1 or more, or None for no groups")
+    if every not in (None, SPIKES) and (isinstance(every, bool) or not isinstance(every, int) or every < 1):
+        raise ValueError(
+            f"every={every!r} must be the number of layers in a group, 1 or more, {SPIKES!r} for groups between spikes, "
+            "or None for no groups"
+        )
     if modules is not None:
         chosen = _named(net, modules)
+    elif every == SPIKES:
+        chosen = _readable(net)
     elif every is None:
         chosen = list(net.modules())
     elif isinstance(net, Pipeline):
@@ -85,27 +84,13 @@ def checkpoint(
         others = {module: module for module in chosen}
     else:
         require_compiler("sc.checkpoint")
-        others = {module: Checkpointed(module, every, preserve_rng_state) for module in chosen}
+        kind = Grouped if every == SPIKES else Checkpointed
+        others = {module: kind(module, every, preserve_rng_state) for module in chosen}
     for parent in [module for module in net.modules() if not isinstance(module, Checkpointed)]:
         for name, child in parent._modules.items():
             if child is not None and _inner(child) in others:
                 parent._modules[name] = others[_inner(child)]
     return others.get(_inner(net), net)
-
-
-def checkpoint_contexts(net: nn.Module) -> Callable[[], Contexts]:
-    """Value of ``context_fn`` of ``torch.utils.checkpoint`` for a network that carries its state::
-
-        y = torch.utils.checkpoint.checkpoint(
-            net, x, use_reentrant=False, context_fn=sc.parallel.checkpoint_contexts(net)
-        )
-
-    Without it neurons that carry their state go on, when the region is computed again, from the state of then: torch
-    does not say so, and gradients would be wrong. Neurons at rest need nothing. Raises Unsupported before torch 2.6.
-    """
-    check_network("checkpoint_contexts", net)
-    require_compiler("sc.checkpoint")
-    return lambda: (context.running(context.FIRST), _Again(net))
 
 
 class Checkpointed(nn.Module):
@@ -118,7 +103,7 @@ class Checkpointed(nn.Module):
     #: To a reader of networks it is one call (:func:`spikecore.graph.read`).
     is_one_call = True
 
-    def __init__(self, module: nn.Module, every: int, preserve_rng_state: bool) -> None:
+    def __init__(self, module: nn.Module, every: Any, preserve_rng_state: bool) -> None:
         super().__init__()
         self.module = module
         self.every = every
@@ -134,13 +119,7 @@ class Checkpointed(nn.Module):
         layers, size, value = layers_in_turn(self.module) or [], self.every, None
         chains = [nn.Sequential(*layers[begin : begin + size]) for begin in range(0, len(layers), size)]
         for group in chains or (self.module,):
-            value = torch_checkpoint.checkpoint(
-                partial(group, **kwargs),
-                *args,
-                use_reentrant=False,
-                preserve_rng_state=self.preserve_rng_state,
-                context_fn=checkpoint_contexts(group),
-            )
+            value = computed_again(partial(group, **kwargs), [group], args, (), self.preserve_rng_state)
             args, kwargs = (value,), {}
         return value
 
@@ -178,7 +157,70 @@ class Checkpointed(nn.Module):
 
     def extra_repr(self) -> str:
         """The number of layers in a group."""
-        return f"every={self.every}"
+        return f"every={self.every!r}"
+
+
+class Grouped(Checkpointed):
+    """A network that is computed again in groups of calls that begin and end with spikes: ``every="spikes"``."""
+
+    def forward(self, *args: Any) -> Any:
+        """Result of ``module``, computed group by group."""
+        refuse_compiler(_COMPILED)
+        if not torch.is_grad_enabled():
+            return self.module(*args)
+        plan = self.plan
+        values = dict(zip(plan.inputs, args))
+        del args
+        for step in plan.steps:
+            read = [values[name] for name in step.inputs]
+            for name in step.last:
+                del values[name]
+            run = partial(step.run, self.module)
+            if step.is_group:
+                made = computed_again(run, step.modules, read, step.wholes, self.preserve_rng_state)
+            else:
+                made = run(*read)
+            values.update(zip(step.outputs, made))
+        return fx.node.map_aggregate(plan.output, lambda value: values[value.name] if isinstance(value, fx.Node) else value)
+
+    @property
+    def plan(self) -> _Plan:
+        """The steps of the network as it is now: it is read again after modules or their forwards were replaced."""
+        form = [(part, vars(part).get("forward"), getattr(part, "step", None)) for part in self.module.modules()]
+        made = vars(self).get("_plan")
+        if made is None or made[0] != form:
+            made = vars(self)["_plan"] = form, _planned(self.module)
+        return made[1]  # type: ignore[no-any-return]  # a plan
+
+    def __getstate__(self) -> Dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_plan"}
+
+
+class _Plan(NamedTuple):
+    """A network in steps: the names of its inputs, and what it returns, of nodes."""
+
+    inputs: Tuple[str, ...]
+    steps: List[Step]
+    output: Any
+
+
+def _planned(net: nn.Module) -> _Plan:
+    parts = read_parts(net)
+    if net in parts.reasons:
+        raise parts.reasons[net]
+    graph = read_block(net, parts.graphs[0].followed.keys())
+    if graph is None:
+        raise NotFollowed(f"forward of {type(net).__name__} has constants or names that a graph cannot have")
+    return _Plan(tuple([call.node.name for call in graph.inputs]), steps_of(graph), graph.output.node.args[0])
+
+
+def _readable(net: nn.Module) -> List[nn.Module]:
+    """The network, or where it cannot be read the largest modules of it that can."""
+    chosen: Dict[nn.Module, None] = {}
+    for graph in read_parts(_inner(net)).graphs:
+        if not any(graph.net in [*other.modules()] for other in chosen):
+            chosen[graph.net] = None
+    return [*chosen]
 
 
 def _load_below(module: nn.Module, state_dict: Dict[str, Any], prefix: str, *_: Any) -> None:
@@ -200,70 +242,3 @@ def _named(net: nn.Module, modules: Sequence[str]) -> List[nn.Module]:
             some = ", ".join(repr(path) for path in known if path)
             raise ValueError(f"modules: {type(net).__name__} has no module {name!r}; it has {some or 'none'}")
     return [known[name] for name in modules]
-
-
-class _Again:
-    """Context of each run of a module in backward, which begins as the first run, the next one, begins now.
-
-    It is entered more than once under ``retain_graph=True``.
-    """
-
-    def __init__(self, module: nn.Module) -> None:
-        self._parts = list(module.modules())
-        self._norms = [part for part in self._parts if part.training and isinstance(part, _NormBase)]
-        self._neurons = [part for part in self._parts if isinstance(part, Stateful)]
-        self._generators = [
-            # isinstance takes ten times as long: its class has one of Python
-            value
-            for part in self._parts
-            for value in vars(part).values()
-            if torch.Generator in type(value).__mro__
-        ]
-        self._beginning = self._current()
-
-    def __enter__(self) -> None:
-        self._block = self._restored()
-        self._block.__enter__()
-
-    def __exit__(self, *error: Any) -> Any:
-        return self._block.__exit__(*error)
-
-    @contextmanager
-    def _restored(self) -> Iterator[None]:
-        current, statistics = self._current(), [dict(norm._buffers) for norm in self._norms]
-        for norm, buffers in zip(self._norms, statistics):
-            norm._buffers.update({name: value if value is None else value.clone() for name, value in buffers.items()})
-        modes, drawn, carrying = self._beginning
-        self._begin((modes, drawn, [(carries, _as_leaves(state)) for carries, state in carrying]))
-        try:
-            with context.running(context.AGAIN):
-                yield
-        finally:
-            self._begin(current)
-            for norm, buffers in zip(self._norms, statistics):
-                norm._buffers.update(buffers)
-
-    def _current(self) -> Tuple[List[Any], ...]:
-        """Modes of the parts, states of the generators, and what the neurons carry, with their states."""
-        return (
-            [part.training for part in self._parts],
-            [generator.get_state() for generator in self._generators],
-            [(carried(neuron), neuron.state) for neuron in self._neurons],
-        )
-
-    def _begin(self, beginning: Sequence[List[Any]]) -> None:
-        modes, drawn, carrying = beginning
-        for part, mode in zip(self._parts, modes):
-            if part.training != mode:
-                part.training = mode
-        for generator, state in zip(self._generators, drawn):
-            generator.set_state(state)
-        for neuron, (carries, values) in zip(self._neurons, carrying):
-            put_back(neuron, carries, values)
-
-
-def _as_leaves(state: Optional[State]) -> Optional[State]:
-    """The values of a state without their graph, which ask for gradients where they did."""
-    if state is None:
-        return None
-    return {name: value.detach().requires_grad_(value.requires_grad) for name, value in state.items()}

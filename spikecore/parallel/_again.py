@@ -1,0 +1,196 @@
+"""A function that is computed again in backward, by ``torch.utils.checkpoint``, and what it keeps until then.
+
+Torch restores its random numbers and autocast. :class:`_Again`, its ``context_fn``, restores the rest: the states that
+neurons carried, the modes of layers and the states of generators; running statistics move only in the first run. An
+argument that is said to hold spikes or counts is kept as bits, as :class:`spikecore.layers.PackedLinear` keeps it.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import Any, Callable, ContextManager, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.utils import checkpoint as torch_checkpoint
+
+from spikecore import context
+from spikecore._base.bits import Whole, memory_order
+from spikecore.context import PLAIN, is_transforming, require_compiler
+from spikecore.core.checks import check_network
+from spikecore.core.state import State, Stateful, carried, put_back
+from spikecore.dtypes import NAMES
+
+Contexts = Tuple[ContextManager[Any], ContextManager[Any]]
+
+
+def computed_again(
+    run: Callable[..., Any],
+    modules: Sequence[nn.Module],
+    args: Sequence[Any],
+    wholes: Sequence[Optional[Whole]],
+    preserve_rng_state: bool,
+) -> Any:
+    """Result of ``run(*args)``, of which nothing but ``args`` is kept for backward.
+
+    modules: what ``run`` calls. wholes: of each argument the range of its values, by which it is kept as bits; None for
+    one that is kept as it is.
+    """
+    arguments = _Arguments(args, wholes)
+
+    def run_kept(*kept: Any) -> Any:
+        return run(*arguments.taken(kept))
+
+    return torch_checkpoint.checkpoint(
+        run_kept,
+        *arguments.kept,
+        use_reentrant=False,
+        preserve_rng_state=preserve_rng_state,
+        context_fn=lambda: _contexts(modules),
+    )
+
+
+def checkpoint_contexts(net: nn.Module) -> Callable[[], Contexts]:
+    """Value of ``context_fn`` of ``torch.utils.checkpoint`` for a network that carries its state::
+
+        y = torch.utils.checkpoint.checkpoint(
+            net, x, use_reentrant=False, context_fn=sc.parallel.checkpoint_contexts(net)
+        )
+
+    Without it neurons that carry their state go on, when the region is computed again, from the state of then: torch
+    does not say so, and gradients would be wrong. Neurons at rest need nothing. Raises Unsupported before torch 2.6.
+    """
+    check_network("checkpoint_contexts", net)
+    require_compiler("sc.checkpoint")
+    return lambda: _contexts([net])
+
+
+def _contexts(modules: Sequence[nn.Module]) -> Contexts:
+    return context.running(context.FIRST), _Again(modules)
+
+
+# -- arguments
+
+
+class _Bits(NamedTuple):
+    """Form of a tensor that is kept as bits."""
+
+    shape: torch.Size
+    stride: Tuple[int, ...]
+    order: List[int]
+    whole: Whole
+    dtype: torch.dtype
+    requires_grad: bool
+
+
+class _Arguments:
+    """Arguments of a function: themselves in its first run, from then on what was kept of them."""
+
+    def __init__(self, args: Sequence[Any], wholes: Sequence[Optional[Whole]]) -> None:
+        self._first: Optional[List[Any]] = [*args]
+        self._forms: List[Optional[_Bits]] = []
+        #: What is kept: of a tensor as bits its two parts, of all else itself.
+        self.kept: List[Any] = []
+        for value, whole in zip(args, (*wholes, *[None] * len(args))):
+            form = None if whole is None else _form(value, whole)
+            self._forms.append(form)
+            if form is None:
+                self.kept.append(value)
+            else:
+                self.kept += torch.ops.spikecore.pack_spikes(value.detach(), form.order, *form.whole)
+
+    def taken(self, kept: Sequence[Any]) -> List[Any]:
+        """The arguments of the next run."""
+        first, self._first, rest = self._first, None, iter(kept)
+        if first is not None:
+            self.kept = []
+            return first
+        return [next(rest) if form is None else _unpacked(form, next(rest), next(rest)) for form in self._forms]
+
+
+def _form(x: Any, whole: Whole) -> Optional[_Bits]:
+    """The form in which a tensor is kept as bits; None for what is kept as it is."""
+    if type(x) not in PLAIN or x.dtype not in NAMES or not x.numel() or is_transforming():
+        return None
+    order = memory_order(x)
+    if not x.permute(order).is_contiguous():
+        return None  # numbers that overlap, or with gaps: another layout would give other bits
+    return _Bits(x.shape, x.stride(), order, whole, x.dtype, x.requires_grad)
+
+
+def _unpacked(form: _Bits, data: Tensor, right: Tensor) -> Tensor:
+    with torch.no_grad():
+        x: Tensor = torch.ops.spikecore.unpack_spikes(data, right, form.shape, form.order, *form.whole, form.dtype)
+        x = x.as_strided(form.shape, form.stride)
+    return x.requires_grad_(form.requires_grad)
+
+
+# -- what surrounds a run
+
+
+class _Again:
+    """Context of each run of modules in backward, which begins as the first run, the next one, begins now.
+
+    It is entered more than once under ``retain_graph=True``.
+    """
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        self._parts = [*dict.fromkeys(part for module in modules for part in module.modules())]
+        self._norms = [part for part in self._parts if part.training and isinstance(part, _NormBase)]
+        self._neurons = [part for part in self._parts if isinstance(part, Stateful)]
+        self._generators = [
+            # isinstance takes ten times as long: its class has one of Python
+            value
+            for part in self._parts
+            for value in vars(part).values()
+            if torch.Generator in type(value).__mro__
+        ]
+        self._beginning = self._current()
+
+    def __enter__(self) -> None:
+        self._block = self._restored()
+        self._block.__enter__()
+
+    def __exit__(self, *error: Any) -> Any:
+        return self._block.__exit__(*error)
+
+    @contextmanager
+    def _restored(self) -> Iterator[None]:
+        current, statistics = self._current(), [dict(norm._buffers) for norm in self._norms]
+        for norm, buffers in zip(self._norms, statistics):
+            norm._buffers.update({name: value if value is None else value.clone() for name, value in buffers.items()})
+        modes, drawn, carrying = self._beginning
+        self._begin((modes, drawn, [(carries, _as_leaves(state)) for carries, state in carrying]))
+        try:
+            with context.running(context.AGAIN):
+                yield
+        finally:
+            self._begin(current)
+            for norm, buffers in zip(self._norms, statistics):
+                norm._buffers.update(buffers)
+
+    def _current(self) -> Tuple[List[Any], ...]:
+        """Modes of the parts, states of the generators, and what the neurons carry, with their states."""
+        return (
+            [part.training for part in self._parts],
+            [generator.get_state() for generator in self._generators],
+            [(carried(neuron), neuron.state) for neuron in self._neurons],
+        )
+
+    def _begin(self, beginning: Sequence[List[Any]]) -> None:
+        modes, drawn, carrying = beginning
+        for part, mode in zip(self._parts, modes):
+            if part.training != mode:
+                part.training = mode
+        for generator, state in zip(self._generators, drawn):
+            generator.set_state(state)
+        for neuron, (carries, values) in zip(self._neurons, carrying):
+            put_back(neuron, carries, values)
+
+
+def _as_leaves(state: Optional[State]) -> Optional[State]:
+    """The values of a state without their graph, which ask for gradients where they did."""
+    if state is None:
+        return None
+    return {name: value.detach().requires_grad_(value.requires_grad) for name, value in state.items()}
