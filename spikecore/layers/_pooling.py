@@ -124,9 +124,10 @@ class _Pooling(torch.autograd.Function):
         def apart(x: Tensor) -> Tensor:
             return x.permute(order).unsqueeze(rows + 1).unsqueeze(rows + 3)
 
-        if ctx.saved_tensors:
+        saved = ctx.saved_tensors  # read once: a checkpointed part is computed again for it
+        if saved:
             place = torch.arange(h * w, dtype=torch.uint8, device=grad.device).view(h, 1, w)
-            is_here = apart(ctx.saved_tensors[0]) == (place.unsqueeze(-1) if ctx.last else place)
+            is_here = apart(saved[0]) == (place.unsqueeze(-1) if ctx.last else place)
             parts = torch.where(is_here, apart(grad), torch.zeros((), dtype=grad.dtype, device=grad.device))
         else:
             parts = apart(grad / (h * w))
