@@ -29,22 +29,30 @@ def computed_again(
     run: Callable[..., Any],
     modules: Sequence[nn.Module],
     args: Sequence[Any],
-    wholes: Sequence[Optional[Whole]],
+    packed: Sequence[Optional[Packed]],
     preserve_rng_state: bool,
 ) -> Any:
-    """Result of ``run(*args)``, of which nothing but ``args`` is kept for backward.
+    """Result of ``run(*args)``, of which nothing but arguments is kept for backward.
 
-    modules: what ``run`` calls. wholes: of each argument the range of its values, by which it is kept as bits; None for
-    one that is kept as it is.
+    modules: what ``run`` calls. packed: of each argument what is kept in its place (:func:`pack`); None, as for those
+    that it has none for: itself.
     """
-    arguments = _Arguments(args, wholes)
+    forms = [packed[number] if number < len(packed) else None for number in range(len(args))]
+    first: List[Sequence[Any]] = [args]
+    kept: List[Any] = []
+    for value, form in zip(args, forms):
+        kept += (value,) if form is None else (form.data, form.right)
 
-    def run_kept(*kept: Any) -> Any:
-        return run(*arguments.taken(kept))
+    def run_again(*kept: Any) -> Any:
+        if first:
+            return run(*first.pop())
+        rest = iter(kept)
+        return run(*[next(rest) if form is None else _unpacked(form, next(rest), next(rest)) for form in about])
 
+    about = [None if form is None else form._replace(data=None, right=None) for form in forms]
     return torch_checkpoint.checkpoint(
-        run_kept,
-        *arguments.kept,
+        run_again,
+        *kept,
         use_reentrant=False,
         preserve_rng_state=preserve_rng_state,
         context_fn=lambda: _contexts(modules),
@@ -73,9 +81,11 @@ def _contexts(modules: Sequence[nn.Module]) -> Contexts:
 # -- arguments
 
 
-class _Bits(NamedTuple):
-    """Form of a tensor that is kept as bits."""
+class Packed(NamedTuple):
+    """A tensor as bits: its numbers, whether they are right, and what they are the numbers of."""
 
+    data: Any
+    right: Any
     shape: torch.Size
     stride: Tuple[int, ...]
     order: List[int]
@@ -84,42 +94,21 @@ class _Bits(NamedTuple):
     requires_grad: bool
 
 
-class _Arguments:
-    """Arguments of a function: themselves in its first run, from then on what was kept of them."""
+def pack(x: Any, whole: Optional[Whole]) -> Optional[Packed]:
+    """A value as bits; None for one that is kept as it is.
 
-    def __init__(self, args: Sequence[Any], wholes: Sequence[Optional[Whole]]) -> None:
-        self._first: Optional[List[Any]] = [*args]
-        self._forms: List[Optional[_Bits]] = []
-        #: What is kept: of a tensor as bits its two parts, of all else itself.
-        self.kept: List[Any] = []
-        for value, whole in zip(args, (*wholes, *[None] * len(args))):
-            form = None if whole is None else _form(value, whole)
-            self._forms.append(form)
-            if form is None:
-                self.kept.append(value)
-            else:
-                self.kept += torch.ops.spikecore.pack_spikes(value.detach(), form.order, *form.whole)
-
-    def taken(self, kept: Sequence[Any]) -> List[Any]:
-        """The arguments of the next run."""
-        first, self._first, rest = self._first, None, iter(kept)
-        if first is not None:
-            self.kept = []
-            return first
-        return [next(rest) if form is None else _unpacked(form, next(rest), next(rest)) for form in self._forms]
-
-
-def _form(x: Any, whole: Whole) -> Optional[_Bits]:
-    """The form in which a tensor is kept as bits; None for what is kept as it is."""
-    if type(x) not in PLAIN or x.dtype not in NAMES or not x.numel() or is_transforming():
+    Raises ValueError on a CPU for numbers that are not of the range.
+    """
+    if whole is None or type(x) not in PLAIN or x.dtype not in NAMES or not x.numel() or is_transforming():
         return None
     order = memory_order(x)
     if not x.permute(order).is_contiguous():
         return None  # numbers that overlap, or with gaps: another layout would give other bits
-    return _Bits(x.shape, x.stride(), order, whole, x.dtype, x.requires_grad)
+    data, right = torch.ops.spikecore.pack_spikes(x.detach(), order, *whole)
+    return Packed(data, right, x.shape, x.stride(), order, whole, x.dtype, x.requires_grad)
 
 
-def _unpacked(form: _Bits, data: Tensor, right: Tensor) -> Tensor:
+def _unpacked(form: Packed, data: Tensor, right: Tensor) -> Tensor:
     with torch.no_grad():
         x: Tensor = torch.ops.spikecore.unpack_spikes(data, right, form.shape, form.order, *form.whole, form.dtype)
         x = x.as_strided(form.shape, form.stride)

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from functools import partial
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
-from spikecore.context import require_compiler
+from spikecore._base.bits import Whole
+from spikecore.backend import Unsupported
+from spikecore.context import is_compiling, is_exporting, require_compiler, uncompiled
 from spikecore.core.checks import check_network
 from spikecore.graph import NotFollowed, layers_in_turn, read_block, read_parts
-from spikecore.parallel._again import computed_again
-from spikecore.parallel._groups import Step, steps_of
-from spikecore.parallel._pipeline import Pipeline, refuse_compiler
+from spikecore.parallel._again import Packed, computed_again, pack
+from spikecore.parallel._groups import Step, Wholes, steps_of, whole_inputs
+from spikecore.parallel._pipeline import Pipeline
 from spikecore.words import a_kind
-
-_COMPILED = (
-    "torch.compile and torch.export cannot follow a network with sc.checkpoint; compile its layers, which are then "
-    "computed again compiled: for layer in net: layer.compile(); or end it with net = sc.checkpoint(net, every=None)"
-)
 
 #: Value of ``every`` for groups that begin and end with spikes.
 SPIKES = "spikes"
@@ -30,10 +28,12 @@ def checkpoint(
     every: Union[int, str, None],
     modules: Optional[Sequence[str]] = None,
     *,
+    bits: bool = False,
     preserve_rng_state: bool = True,
 ) -> nn.Module:
     """``net`` with its layers in groups of ``every``, which are computed again in backward. Use what it returns::
 
+        net = sc.checkpoint(net, every="spikes")  # of any network that can be read, groups between spikes
         net = sc.checkpoint(net, every=2)  # of an nn.Sequential, layers two by two
         net = sc.checkpoint(net, every=1, modules=["layer1", "layer2"])  # of any network, the modules of these names
         net = sc.checkpoint(net, every=None)  # the network without groups
@@ -45,17 +45,29 @@ def checkpoint(
     ``modules``, each of these modules. One that is no ``nn.Sequential`` is a group as a whole. A :class:`Checkpointed`
     stands in the place of each. ``every=None`` takes these out, of all of ``net`` or of ``modules``.
 
-    preserve_rng_state: as of ``torch.utils.checkpoint``. False saves time where no layer draws; a step that is captured
-        as a CUDA graph needs it.
+    ``every="spikes"`` makes groups of the calls of a network, whatever its modules are: each begins and ends with
+    spikes or counts, which are kept as bits, so that most has a thirtieth of the bytes that the plain network saves.
+    :func:`spikecore.graph.read` has to follow its ``forward``; where it cannot, the largest modules that it can follow
+    have groups. ``print(net)`` says what each group keeps. A sum that hands potentials on from block to block is kept
+    whole. A forward that takes keyword arguments or several calls' worth of options is read with their defaults.
 
-    Outputs, gradients, states and running statistics are those of the plain network, bit for bit. Names in
+    bits: if true, inputs of groups that the reader of networks knows for spikes or counts are kept as bits, as of
+        :class:`spikecore.layers.PackedLinear`: what does not hold them raises ValueError on a CPU, and gives gradients
+        of NaN elsewhere. ``every="spikes"`` always does.
+    preserve_rng_state: as of ``torch.utils.checkpoint``. False saves time where no layer draws; a step that is captured
+        as a CUDA graph needs it. Groups of ``"spikes"`` with dropout or another random layer are then computed once.
+
+    Outputs, gradients, states and running statistics are those of the plain network, bit for bit, but for the order in
+    which ``"spikes"`` adds up gradients of a value that three calls or more read. Names in
     ``state_dict`` and of parameters, copies and pickles are as before. Without gradients nothing is computed again.
     Forward hooks within a group run again with it; those of an ``nn.Sequential`` that has groups do not run. A call of
     ``train()`` or ``eval()`` between forward and backward changes nothing; other changes are not compared.
 
+    ``net.compile(...)`` compiles each group by itself, with these arguments of ``torch.compile``; within a network that
+    ``torch.compile`` runs, groups are compiled so, too, and the network breaks there.
+
     Raises TypeError or ValueError for a network without ``modules`` that is none of these, and for an unknown name;
-    Unsupported before torch 2.6. When it runs: RuntimeError under ``torch.compile`` (compile the layers:
-    ``net[0].compile()``) and ``torch.export``.
+    ValueError where ``"spikes"`` finds no group; Unsupported before torch 2.6, and when ``torch.export`` runs it.
     """
     check_network("sc.checkpoint", net)
     if every not in (None, SPIKES) and (isinstance(every, bool) or not isinstance(every, int) or every < 1):
@@ -66,7 +78,8 @@ def checkpoint(
     if modules is not None:
         chosen = _named(net, modules)
     elif every == SPIKES:
-        chosen = _readable(net)
+        with _taken_out(net) as plain:
+            chosen = _readable(plain)
     elif every is None:
         chosen = list(net.modules())
     elif isinstance(net, Pipeline):
@@ -84,8 +97,8 @@ def checkpoint(
         others = {module: module for module in chosen}
     else:
         require_compiler("sc.checkpoint")
-        kind = Grouped if every == SPIKES else Checkpointed
-        others = {module: kind(module, every, preserve_rng_state) for module in chosen}
+        with _taken_out(net) as plain:
+            others = _wrapped(plain, chosen, every, bits, preserve_rng_state)
     for parent in [module for module in net.modules() if not isinstance(module, Checkpointed)]:
         for name, child in parent._modules.items():
             if child is not None and _inner(child) in others:
@@ -103,25 +116,76 @@ class Checkpointed(nn.Module):
     #: To a reader of networks it is one call (:func:`spikecore.graph.read`).
     is_one_call = True
 
-    def __init__(self, module: nn.Module, every: Any, preserve_rng_state: bool) -> None:
+    def __init__(self, module: nn.Module, every: Any, preserve_rng_state: bool, wholes: Sequence[Wholes] = ()) -> None:
         super().__init__()
         self.module = module
         self.every = every
         self.preserve_rng_state = preserve_rng_state
+        #: Of each group the ranges of its inputs, by which they are kept as bits.
+        self.wholes = tuple(wholes)
+        #: Arguments of torch.compile for the groups; None: they are not compiled.
+        self.compiled: Optional[Dict[str, Any]] = None
         self.training = module.training
         self.register_load_state_dict_pre_hook(_load_below)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Result of ``module``, computed group by group."""
-        refuse_compiler(_COMPILED)
+        if is_exporting():
+            raise Unsupported("torch.export cannot follow sc.checkpoint; export net = sc.checkpoint(net, every=None)")
+        if is_compiling():
+            return _outside(self, args, kwargs)
+        return self._computed(args, kwargs, self.compiled)
+
+    def compile(self, **options: Any) -> None:  # type: ignore[override]  # as of nn.Module
+        """Have ``torch.compile`` run each group, with these options."""
+        self.compiled = options
+
+    def _computed(self, args: Tuple[Any, ...], kwargs: Dict[str, Any], compiled: Optional[Dict[str, Any]]) -> Any:
         if not torch.is_grad_enabled():
             return self.module(*args, **kwargs)
-        layers, size, value = layers_in_turn(self.module) or [], self.every, None
-        chains = [nn.Sequential(*layers[begin : begin + size]) for begin in range(0, len(layers), size)]
-        for group in chains or (self.module,):
-            value = computed_again(partial(group, **kwargs), [group], args, (), self.preserve_rng_state)
+        value = None
+        for number, group in enumerate(self._groups()):
+            wholes = self.wholes[number] if number < len(self.wholes) else ()
+            run = self._run(number, group, compiled)
+            value = self._again(number, partial(run, **kwargs), [group], args, [*map(pack, args, wholes)])
             args, kwargs = (value,), {}
         return value
+
+    def _groups(self) -> List[nn.Module]:
+        """The groups: chains of layers, or the module as a whole."""
+        layers, size, made = layers_in_turn(self.module), self.every, vars(self).get("_chains")
+        if layers is None:
+            return [self.module]
+        if made is None or made[0] != layers:
+            chains = [nn.Sequential(*layers[begin : begin + size]) for begin in range(0, len(layers), size)]
+            made = vars(self)["_chains"] = layers, chains
+            vars(self).pop("_runs", None)
+        return made[1] or [self.module]  # type: ignore[no-any-return]  # chains
+
+    def _run(self, number: int, group: Callable[..., Any], compiled: Optional[Dict[str, Any]]) -> Callable[..., Any]:
+        """A group, compiled by itself."""
+        if compiled is None:
+            return group
+        runs = vars(self).setdefault("_runs", {})
+        if number not in runs:
+            runs[number] = torch.compile(group, **compiled)
+        return runs[number]  # type: ignore[no-any-return]  # as the group
+
+    def _again(
+        self,
+        number: int,
+        run: Callable[..., Any],
+        modules: Sequence[nn.Module],
+        args: Sequence[Any],
+        packed: Sequence[Optional[Packed]],
+    ) -> Any:
+        kept = [each if of is None else of.data for each, of in zip(args, (*packed, *[None] * len(args)))]
+        size = sum(each.numel() * each.element_size() for each in kept if isinstance(each, Tensor))
+        vars(self).setdefault("_kept", {})[number] = size
+        return computed_again(run, modules, args, packed, self.preserve_rng_state)
+
+    def __getstate__(self) -> Dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in _MADE}
 
     def traced_forward(self, over_samples: Any, *args: Any, **kwargs: Any) -> Any:
         """``module`` on traced values."""
@@ -156,47 +220,86 @@ class Checkpointed(nn.Module):
         return iter(self.module)  # type: ignore[call-overload,no-any-return]  # as above
 
     def extra_repr(self) -> str:
-        """The number of layers in a group."""
-        return f"every={self.every!r}"
+        """The size of a group, and what each one keeps."""
+        return "\n".join([f"every={self.every!r}", *self._in_words()])
+
+    def _in_words(self) -> List[str]:
+        kept, wholes = vars(self).get("_kept", {}), dict(enumerate(self.wholes))
+        rows = [(number, "input", each) for number, ranges in wholes.items() for each in ranges if each is not None]
+        return [_row(number, f"{name} in {_bits(whole)}", kept.get(number)) for number, name, whole in rows]
 
 
 class Grouped(Checkpointed):
     """A network that is computed again in groups of calls that begin and end with spikes: ``every="spikes"``."""
 
-    def forward(self, *args: Any) -> Any:
-        """Result of ``module``, computed group by group."""
-        refuse_compiler(_COMPILED)
-        if not torch.is_grad_enabled():
-            return self.module(*args)
+    def _computed(self, args: Tuple[Any, ...], kwargs: Dict[str, Any], compiled: Optional[Dict[str, Any]]) -> Any:
+        if not torch.is_grad_enabled() or kwargs:
+            return self.module(*args, **kwargs)
         plan = self.plan
         values = dict(zip(plan.inputs, args))
         del args
-        for step in plan.steps:
+        bits: Dict[str, Optional[Packed]] = {}
+        for number, step in enumerate(plan.steps):
             read = [values[name] for name in step.inputs]
+            is_group = step.is_group and (self.preserve_rng_state or not step.draws)
+            if is_group:
+                run = self._run(number, partial(step.run, self.module), compiled)
+                for name, value, whole in zip(step.inputs, read, step.wholes):
+                    if name not in bits:
+                        bits[name] = pack(value, whole)
+                packed = [bits[name] for name in step.inputs]
             for name in step.last:
                 del values[name]
-            run = partial(step.run, self.module)
-            if step.is_group:
-                made = computed_again(run, step.modules, read, step.wholes, self.preserve_rng_state)
+                bits.pop(name, None)
+            if is_group:
+                made = self._again(number, run, step.modules, read, packed)
             else:
-                made = run(*read)
+                made = step.run(self.module, *read)
             values.update(zip(step.outputs, made))
-        return fx.node.map_aggregate(plan.output, lambda value: values[value.name] if isinstance(value, fx.Node) else value)
+        return fx.node.map_aggregate(plan.output, lambda node: values[node.name] if isinstance(node, fx.Node) else node)
 
     @property
-    def plan(self) -> _Plan:
+    def plan(self) -> Plan:
         """The steps of the network as it is now: it is read again after modules or their forwards were replaced."""
         form = [(part, vars(part).get("forward"), getattr(part, "step", None)) for part in self.module.modules()]
         made = vars(self).get("_plan")
         if made is None or made[0] != form:
             made = vars(self)["_plan"] = form, _planned(self.module)
+            vars(self).pop("_runs", None)
         return made[1]  # type: ignore[no-any-return]  # a plan
 
-    def __getstate__(self) -> Dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_plan"}
+    def _in_words(self) -> List[str]:
+        kept = vars(self).get("_kept", {})
+        return [
+            _row(number, f"to {step.title}: " + ", ".join(map(_named_bits, step.inputs, step.wholes)), kept.get(number))
+            for number, step in enumerate(self.plan.steps)
+            if step.is_group
+        ]
 
 
-class _Plan(NamedTuple):
+#: Attributes of a wrapper that are made anew: groups, what torch.compile made of them, what the last call kept.
+_MADE = ("_chains", "_runs", "_plan", "_kept")
+
+
+@uncompiled
+def _outside(net: Checkpointed, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
+    """The call of a wrapper in a network that torch.compile runs: it breaks there, and groups are compiled."""
+    return net._computed(args, kwargs, net.compiled or {})
+
+
+def _row(number: int, text: str, kept: Optional[int]) -> str:
+    return f"group {number} {text}" + ("" if kept is None else f"; {kept / 2**20:.3g} MiB in the last call")
+
+
+def _bits(whole: Optional[Whole]) -> str:
+    return "whole" if whole is None else f"{whole.bits} bit{'s' * (whole.bits > 1)}"
+
+
+def _named_bits(name: str, whole: Optional[Whole]) -> str:
+    return f"{name} {_bits(whole)}"
+
+
+class Plan(NamedTuple):
     """A network in steps: the names of its inputs, and what it returns, of nodes."""
 
     inputs: Tuple[str, ...]
@@ -204,23 +307,73 @@ class _Plan(NamedTuple):
     output: Any
 
 
-def _planned(net: nn.Module) -> _Plan:
+def _planned(net: nn.Module) -> Plan:
+    """The steps of a network. Raises :class:`spikecore.graph.NotFollowed`."""
     parts = read_parts(net)
     if net in parts.reasons:
         raise parts.reasons[net]
     graph = read_block(net, parts.graphs[0].followed.keys())
     if graph is None:
         raise NotFollowed(f"forward of {type(net).__name__} has constants or names that a graph cannot have")
-    return _Plan(tuple([call.node.name for call in graph.inputs]), steps_of(graph), graph.output.node.args[0])
+    return Plan(tuple([call.node.name for call in graph.inputs]), steps_of(graph), graph.output.node.args[0])
 
 
 def _readable(net: nn.Module) -> List[nn.Module]:
-    """The network, or where it cannot be read the largest modules of it that can."""
-    chosen: Dict[nn.Module, None] = {}
-    for graph in read_parts(_inner(net)).graphs:
+    """The network, or where it cannot be read the largest modules of it that can, which have groups between spikes."""
+    parts = read_parts(net)
+    chosen: List[nn.Module] = []
+    reasons = [str(error) for error in parts.reasons.values()]
+    for graph in parts.graphs:
         if not any(graph.net in [*other.modules()] for other in chosen):
-            chosen[graph.net] = None
-    return [*chosen]
+            try:
+                groups = [step for step in _planned(graph.net).steps if step.is_group]
+            except NotFollowed as error:
+                reasons.append(str(error))
+                continue
+            if len(groups) > 1 and any(whole is not None for step in groups for whole in step.wholes):
+                chosen.append(graph.net)
+    if not chosen:
+        why = f": {'; '.join(reasons[:2])}" if reasons else ", since no value of it is known to be spikes"
+        raise ValueError(
+            f"every={SPIKES!r} finds no group between spikes in net, {a_kind(net)}{why}. Name modules, "
+            "sc.checkpoint(net, every=1, modules=[...])"
+        )
+    return chosen
+
+
+def _wrapped(
+    net: nn.Module, chosen: Sequence[nn.Module], every: Any, bits: bool, preserve_rng_state: bool
+) -> Dict[nn.Module, nn.Module]:
+    """The wrapper of each module that has groups."""
+    if every == SPIKES:
+        return {module: Grouped(module, every, preserve_rng_state) for module in chosen}
+    wrappers: Dict[nn.Module, nn.Module] = {}
+    graphs = read_parts(net).graphs if bits else []
+    for module in chosen:
+        layers = layers_in_turn(module) or [module]
+        size = every if layers != [module] else 1
+        groups = [layers[begin : begin + size] for begin in range(0, len(layers), size)]
+        wholes = [whole_inputs(graphs, group) for group in groups] if bits else []
+        wrappers[module] = Checkpointed(module, every, preserve_rng_state, wholes)
+    return wrappers
+
+
+@contextmanager
+def _taken_out(net: nn.Module) -> Iterator[nn.Module]:
+    """A block in which the network has no wrappers, as a reader of networks has to see it."""
+    places = [
+        (parent._modules, name, child)
+        for parent in [*net.modules()]
+        for name, child in parent._modules.items()
+        if isinstance(child, Checkpointed) and not isinstance(parent, Checkpointed)
+    ]
+    for modules, name, child in places:
+        modules[name] = _inner(child)
+    try:
+        yield _inner(net)
+    finally:
+        for modules, name, child in places:
+            modules[name] = child
 
 
 def _load_below(module: nn.Module, state_dict: Dict[str, Any], prefix: str, *_: Any) -> None:

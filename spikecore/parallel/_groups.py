@@ -18,13 +18,24 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Se
 from torch import fx, nn
 
 from spikecore._base.bits import Whole
-from spikecore.graph import Call, Graph, function_of, readers_of
-from spikecore.layers import whole_numbers
+from spikecore.encode import Poisson
+from spikecore.graph import DROPOUTS, Call, Graph, function_of, readers_of
+from spikecore.layers import SequenceDropout, whole_numbers
+from spikecore.stochastic import Stochastic
 
+#: Layers, and functions of torch, that draw random numbers.
+_RANDOM = (*DROPOUTS, SequenceDropout, Poisson, Stochastic)
+_RANDOM_FUNCTIONS = (
+    "dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout bernoulli rand_like randn_like"
+).split()
 _POOLS = (
     *(nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d, nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d),
     *(nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d),
 )
+
+
+#: The ranges of arguments, from the first one on; None for one that is kept as it is.
+Wholes = Tuple[Optional[Whole], ...]
 
 
 class Step(NamedTuple):
@@ -32,15 +43,17 @@ class Step(NamedTuple):
 
     run: ``run(net, *inputs)`` gives a tuple, a value for each of ``outputs``. modules: those that are called.
     wholes: of each input the range of its values; None for one that is kept as it is. is_group: whether it is computed
-    again in backward. last: the inputs that no later step reads.
+    again in backward. draws: whether it draws random numbers. last: the inputs that no later step reads. title: its last
+    layer, in words.
     """
 
     run: Callable[..., Tuple[Any, ...]]
     inputs: Tuple[str, ...]
     outputs: Tuple[str, ...]
     modules: Tuple[nn.Module, ...]
-    wholes: Tuple[Optional[Whole], ...]
+    wholes: Wholes
     is_group: bool
+    draws: bool
     last: Tuple[str, ...]
     title: str
 
@@ -67,6 +80,7 @@ def steps_of(graph: Graph) -> List[Step]:
                 tuple(dict.fromkeys(call.module for call in part if call.module is not None)),
                 tuple([known.get(value) for value in read[number]]),
                 not all(_saves_nothing(call, known) for call in part),
+                any(map(_draws, part)),
                 tuple([v.node.name for v in read[number] if lasts[v] == number and v not in wanted]),
                 next((call.title for call in reversed(part) if call.module is not None), part[-1].title),
             )
@@ -149,6 +163,11 @@ def _saves_nothing(call: Call, known: Dict[Call, Whole]) -> bool:
     return _is_size(call) or (call in known and (call.is_move or call.is_join or bool(call.summands)))
 
 
+def _draws(call: Call) -> bool:
+    modules = [] if call.module is None else call.module.modules()
+    return any(isinstance(part, _RANDOM) for part in modules) or call.function in _RANDOM_FUNCTIONS
+
+
 class _Merged:
     """Calls in parts, which are joined."""
 
@@ -211,3 +230,25 @@ def _ordered(parts: Sequence[List[Call]]) -> List[List[Call]]:
         done.update(ready)
         order.append(ready)
     return order
+
+
+# -- inputs of layers in turn
+
+
+def whole_inputs(graphs: Sequence[Graph], layers: Sequence[nn.Module]) -> Wholes:
+    """The ranges of the inputs of layers that are called one after the other, in all of their calls; as many as are
+    known.
+    """
+    found: Set[Wholes] = set()
+    for graph in graphs:
+        own = {call for call in graph.calls if call.module in layers or any(map(call.owners.__contains__, layers))}
+        if not own:
+            continue
+        known = whole_numbers(graph)
+        if len(layers) == 1 and graph.calls_of(layers[0]):
+            for call in graph.calls_of(layers[0]):
+                found.add(tuple([known.get(v) if isinstance(v, Call) else None for v in call.args]))
+        else:
+            entering = {v for call in own for v in call.inputs if v not in own and v.kind != "attribute"}
+            found.update((known.get(value),) for value in entering if not _is_size(value))
+    return found.pop() if len(found) == 1 else ()

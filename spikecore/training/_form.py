@@ -1,7 +1,8 @@
-"""The form in which a step runs: channels-last, compiled, spikes as bits; and why an option is left out.
+"""The form in which a step runs: channels-last, compiled, spikes as bits, computed again; and why an option is left out.
 
 - An option that is True is done, or an exception says why not. With ``fast``, an option that is None is done where it
   can be; where not, one warning says why. Packing is for memory and takes time, so ``fast`` leaves it alone.
+- ``memory="low"`` runs the network within :class:`spikecore.parallel.Grouped`, whose groups are compiled each by itself.
 - The loss and the optimiser's update are compiled in a step that is captured, and in the eager steps just before, which
   load the kernels. Elsewhere a compiled function costs the host more than the few operations of a loss do.
 - If torch.compile fails for the loss or the update, that part runs eagerly, and one warning says so.
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from typing import Any, Callable, Dict, Optional, Set, Tuple, Type, cast
+from typing import Any, Callable, Dict, List, Optional, Set, Tuple, Type, cast
 
 import torch
 from torch import Tensor, nn
@@ -23,8 +24,8 @@ from spikecore.context import COMPILES
 from spikecore.core.modules import is_compiled, is_shard
 from spikecore.layers import channels_last as lay_channels_last
 from spikecore.layers import is_packed, pack
-from spikecore.parallel import Pipeline
-from spikecore.training._steps import TrainingOptions
+from spikecore.parallel import Checkpointed, Pipeline, checkpoint
+from spikecore.training._steps import CudaOptions, TrainingOptions
 
 #: Outcome of an option that was not asked for, and of one that is used.
 NOT_ASKED, USED = "not asked for", "used"
@@ -50,6 +51,10 @@ class Form:
     def __init__(self, net: nn.Module, options: TrainingOptions, optimizer: Any = None) -> None:
         self.net, self.options = net, options
         self._optimizer, self._run = optimizer, cast(Any, net)
+        #: The network as it runs without the compiler.
+        self._plain: Any = net
+        #: Its groups that are computed again, which are compiled each by itself.
+        self._groups: List[Checkpointed] = []
         #: True if torch.compile runs the network.
         self.is_compiled = False
         self._loss: Optional[CompiledPart] = None
@@ -71,6 +76,8 @@ class Form:
             elif asked or (asked is None and options.fast and not packs):
                 why = use()
                 self._became[name] = self._left_out(name, why) if why else USED
+            if packs and options.memory is not None:
+                self._use_groups()
 
     @property
     def form(self) -> Dict[str, str]:
@@ -78,7 +85,8 @@ class Form:
         parts = [f"{part.what}: {part.why}" for part in (self._loss, self._update) if part is not None and part.why]
         compiled = {"compile": f"{USED}, but for {'; '.join(parts)}"} if parts and self.is_compiled else {}
         cast = {"autocast": USED} if self.options.autocast is not None else {}
-        return {**self._became, **compiled, **cast}
+        groups = {"memory": "left out: inference keeps nothing for backward" if self._optimizer is None else USED}
+        return {**self._became, **compiled, **cast, **({} if self.options.memory is None else groups)}
 
     def inputs(self, inputs: Any) -> Any:
         """The inputs as the network wants them to lie."""
@@ -165,7 +173,8 @@ class Form:
                 self._warn_of_shapes(inputs)
                 self._beyond.add(kind)
                 return self._eagerly(work)
-            self._run, self.is_compiled = self.net, False
+            self._run, self.is_compiled = self._plain, False
+            self._compile_groups(False)
             self._became["compile"] = self._left_out("compile", reason(error))
             return work()
         self._proven.add(kind)
@@ -173,11 +182,13 @@ class Form:
 
     def _eagerly(self, work: Callable[[], Any]) -> Any:
         """The result of ``work`` with the network as it is."""
-        compiled, self._run = self._run, self.net
+        compiled, self._run = self._run, self._plain
+        self._compile_groups(False)
         try:
             return work()
         finally:
             self._run = compiled
+            self._compile_groups(True)
 
     def _warn_of_shapes(self, inputs: Any) -> None:
         """Say once that further shapes run eagerly."""
@@ -241,11 +252,32 @@ class Form:
                 "count_include_pad=True where a window reaches beyond the padded image (pytorch/pytorch issue 198119); "
                 "use count_include_pad=False there, or ceil_mode=False"
             )
+        self._groups = [module for module in self._plain.modules() if isinstance(module, Checkpointed)]
+        if self._groups:
+            self._compile_groups(True)
+            self.is_compiled = True
+            return ""
         # in one graph: a network that breaks into parts is compiled part by part while it runs, and cannot go back then
         options = _OF_TOKENS if any(isinstance(module, nn.Conv1d) for module in modules) else None
         self._run = torch.compile(self.net, fullgraph=True, dynamic=False, options=options, **_ISOLATED)
         self.is_compiled = True
         return ""
+
+    def _use_groups(self) -> None:
+        """Have the network computed again in backward. Raises Unsupported where it has no groups between spikes."""
+        if self._optimizer is None:
+            return
+        options: Any = self.options
+        is_captured = isinstance(options, CudaOptions) and (options.graph or (options.fast and options.graph is None))
+        try:
+            made = checkpoint(self.net, "spikes", preserve_rng_state=not is_captured)
+        except (TypeError, ValueError) as error:
+            raise Unsupported(f'memory="low" cannot be: {error}; or use memory=None') from error
+        self._run = self._plain = made
+
+    def _compile_groups(self, compiled: bool) -> None:
+        for group in self._groups:
+            group.compiled = {"fullgraph": True, "dynamic": False, **_ISOLATED} if compiled else None
 
     def _use_packing(self) -> str:
         with warnings.catch_warnings():

@@ -63,6 +63,10 @@ class TrainingOptions:
         batch compiles, which takes up to minutes. In a step that is captured the loss is compiled, too, and the update
         of Adam, AdamW and SGD: not of a derived class, with hooks, with a ``step`` of its own, with ``fused`` or
         ``foreach`` given, or once a hyperparameter that is a number has changed.
+    memory: if "low", the network is computed again in backward, in groups between spikes that are kept as bits, as of
+        ``sc.checkpoint(net, every="spikes")``: less memory for the time of another forward pass. A network without such
+        groups raises Unsupported. With ``compile`` each group is compiled by itself; in a captured step groups with
+        random layers are computed once.
 
     None is as False here; :class:`CudaOptions` may decide.
     """
@@ -73,6 +77,7 @@ class TrainingOptions:
     pack_spikes: Optional[bool] = None
     channels_last: Optional[bool] = None
     compile: Optional[bool] = None
+    memory: Optional[str] = None
 
     #: If true, options left at None are enabled where supported.
     fast: ClassVar[bool] = False
@@ -90,6 +95,8 @@ class TrainingOptions:
             raise TypeError(
                 f"scaler={self.scaler!r} must have the methods of torch.amp.GradScaler: {', '.join(needed)}"
             )
+        if self.memory not in (None, "low"):
+            raise ValueError(f"memory={self.memory!r} must be 'low', or None to keep what autograd saves")
         for name in ("pack_spikes", "channels_last", "compile"):
             _check_choice(name, getattr(self, name))
 
@@ -109,9 +116,10 @@ class CudaOptions(TrainingOptions):
     max_graphs: number of kinds of batches that get a graph; others run eagerly, with one warning.
     fast: if true, each of ``channels_last``, ``compile`` and ``graph`` that is not given is done where it can be, and
         left out with a warning that says why where it cannot; ``step.form`` says what became of each. The weights are
-        those of the plain step, to rounding. ``pack_spikes`` is for memory, and done where it is given.
+        those of the plain step, to rounding. ``pack_spikes`` and ``memory`` are for memory, and done where they are
+        given.
 
-    clip_norm, autocast, scaler, pack_spikes, channels_last, compile: as of :class:`TrainingOptions`.
+    clip_norm, autocast, scaler, pack_spikes, channels_last, compile, memory: as of :class:`TrainingOptions`.
 
     Without ``graph`` and ``fast`` it is :class:`TrainingOptions`, on any device.
     """
