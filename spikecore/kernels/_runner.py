@@ -31,10 +31,17 @@ WORTHWHILE = 1 << 20
 #: A tensor of another type, be it a state or a parameter, goes through torch's dispatcher, which handles its type.
 #: A FakeTensor beside a plain input stands for no values, and is refused as a tensor without memory.
 _PLAIN = frozenset((*PLAIN, FakeTensor))
+#: Numbers of a parameter above which autograd must keep it once: as a tensor that it saves, which can be let go of.
+_SMALL = 1 << 12
 
 
 #: For each parameter the shape that it has over the neurons of one time step; None for a number.
 Views = Sequence[Optional[Tuple[int, ...]]]
+
+
+def _without_tensors(params: Sequence[ParamValue]) -> Sequence[ParamValue]:
+    """Parameters with 0 in the place of each tensor, which is among the tensors of the call."""
+    return [0.0 if isinstance(value, Tensor) else value for value in params]
 
 
 class KernelRunner:
@@ -83,28 +90,33 @@ class KernelRunner:
             return None
         shapes, grad = tuple([view for view in views if view is not None]), torch.is_grad_enabled()
         plan = self.kernels.plan(call, tensors, tuple([grad and value.requires_grad for value in tensors]), shapes)
+        places: Any = self.kernels.tensor_params
+        large = any(params[index].numel() > _SMALL for index in places)  # type: ignore[union-attr]  # tensors
         if call.has_initial_state or self.spec.final:
-            return self._bound(plan, views)
-        return self._straight(plan, self.kernels.tensor_params)
+            return self._bound(plan, views, large)
+        return self._straight(plan, places, large)
 
-    def _straight(self, plan: CallPlan, places: Tuple[int, ...]) -> BoundCall:
-        """Calls at rest for outputs alone. ``places``: where the parameters stand that are tensors."""
+    def _straight(self, plan: CallPlan, places: Tuple[int, ...], large: bool) -> BoundCall:
+        """Calls at rest for outputs alone. ``places``: where the parameters stand that are tensors; ``large``: they are
+        not for autograd to keep beside those that it saves.
+        """
 
         def call(inputs: Tensors, state: Optional[Tensors], params: Sequence[ParamValue]) -> Any:
             tensors: Any = (*inputs, *[params[index] for index in places]) if places else inputs
             if plan.save:
-                return apply((plan, params), *tensors), None
+                return apply((plan, _without_tensors(params) if large else params), *tensors), None
             return tuple(plan.forward(params, tensors)), None
 
         return call
 
-    def _bound(self, plan: CallPlan, views: Views) -> BoundCall:
+    def _bound(self, plan: CallPlan, views: Views, large: bool) -> BoundCall:
         """Any other call of one signature."""
         n, kind = self.kernels.n_outputs, Call(single=plan.call.single)
 
         def call(inputs: Tensors, state: Optional[Tensors], params: Sequence[ParamValue]) -> Any:
             _, tensors, values = self._arranged(inputs, state, params, kind, views)
-            results = apply((plan, values), *tensors) if plan.save else tuple(plan.forward(values, tensors))
+            numbers = _without_tensors(values) if large else values
+            results = apply((plan, numbers), *tensors) if plan.save else tuple(plan.forward(numbers, tensors))
             return results[:n], results[n:] if self.spec.final else None
 
         return call
@@ -157,7 +169,7 @@ class KernelRunner:
         wants = tuple([grad and tensor.requires_grad for tensor in tensors])
         plan = self.kernels.plan(call, tensors, wants)
         if plan.save:
-            crossed: Sequence[Tensor] = KernelCall.apply((plan, params), *tensors)
+            crossed: Sequence[Tensor] = KernelCall.apply((plan, _without_tensors(params)), *tensors)
             return crossed
         return plan.forward(params, tensors)
 

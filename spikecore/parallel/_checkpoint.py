@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from functools import partial
+from types import FunctionType
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
@@ -168,7 +169,7 @@ class Checkpointed(nn.Module):
             return group
         runs = vars(self).setdefault("_runs", {})
         if number not in runs:
-            runs[number] = torch.compile(group, **compiled)
+            runs[number] = torch.compile(_with_own_code(group), **compiled)
         return runs[number]  # type: ignore[no-any-return]  # as the group
 
     def _again(
@@ -279,6 +280,15 @@ class Grouped(Checkpointed):
 
 #: Attributes of a wrapper that are made anew: groups, what torch.compile made of them, what the last call kept.
 _MADE = ("_chains", "_runs", "_plan", "_kept")
+
+
+def _with_own_code(group: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that calls a group: torch.compile counts its results by code, which all would share."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return group(*args, **kwargs)
+
+    return FunctionType(run.__code__.replace(), run.__globals__, closure=run.__closure__)
 
 
 @uncompiled

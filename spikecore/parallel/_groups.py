@@ -8,7 +8,8 @@ kept between groups is bits.
 - Groups that need each other's values are one.
 - A sum that is read twice, and is all that later calls read, ends a group whatever it holds: the potentials that the
   blocks of a network hand on are kept whole.
-- Changes of shape, sums and joins of spikes save nothing for backward: they are in no group.
+- Changes of shape, sums and joins of spikes save nothing for backward, and the pooling layers of ``sc.fuse`` a byte a
+  window or nothing: they are in no group.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch import fx, nn
 from spikecore._base.bits import Whole
 from spikecore.encode import Poisson
 from spikecore.graph import DROPOUTS, Call, Graph, function_of, readers_of
-from spikecore.layers import SequenceDropout, whole_numbers
+from spikecore.layers import CompactAvgPool2d, CompactMaxPool2d, SequenceDropout, whole_numbers
 from spikecore.stochastic import Stochastic
 
 #: Layers, and functions of torch, that draw random numbers.
@@ -133,9 +134,9 @@ def _ends(graph: Graph, known: Dict[Call, Whole]) -> Set[Call]:
     for call in known:
         only = call.users[0] if len(call.users) == 1 else None
         readers = readers_of(call)
-        is_pooled = len(readers) == 1 and issubclass(readers[0].layer or nn.Module, _POOLS)
+        pooled = len(readers) == 1 and not _is_compact(readers[0]) and issubclass(readers[0].layer or nn.Module, _POOLS)
         # a change of shape is computed again with its reader, so that what it got is kept once
-        if not is_pooled and not (call.is_move and only is not None and only.kind != "output"):
+        if not pooled and not (call.is_move and only is not None and only.kind != "output"):
             ends.add(call)
     live: Set[Call] = set()
     last = {value: call.position for call in graph.calls for value in call.inputs}
@@ -159,8 +160,13 @@ def _is_size(call: Call) -> bool:
 
 
 def _saves_nothing(call: Call, known: Dict[Call, Whole]) -> bool:
-    """Tell whether autograd saves no tensor for a call."""
-    return _is_size(call) or (call in known and (call.is_move or call.is_join or bool(call.summands)))
+    """Tell whether autograd saves little for a call, or nothing."""
+    is_light = call.is_move or call.is_join or bool(call.summands) or _is_compact(call)
+    return _is_size(call) or (call in known and is_light)
+
+
+def _is_compact(call: Call) -> bool:
+    return isinstance(call.module, (CompactAvgPool2d, CompactMaxPool2d))
 
 
 def _draws(call: Call) -> bool:
