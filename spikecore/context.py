@@ -14,7 +14,7 @@ import functools
 import sys
 import threading
 from contextlib import contextmanager, nullcontext
-from typing import Any, Callable, Iterator, Optional, TypeVar
+from typing import Any, Callable, Iterator, List, Optional, Tuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -57,8 +57,14 @@ def no_autocast(device: str) -> Any:
     return torch.autocast(device, enabled=False) if is_autocast(device) else nullcontext()
 
 
+#: What a region's first run computed of modules, in order: a module, and a value, or None for what is computed again.
+Results = List[Tuple[nn.Module, Any]]
+
+
 class _Region(threading.local):
     run = ""
+    #: In a first run the list that is written, in one again the iterator that reads it.
+    results: Any = None
 
 
 _region = _Region()
@@ -70,14 +76,37 @@ def region() -> str:
 
 
 @contextmanager
-def running(run: str) -> Iterator[None]:
-    """The block is a region's first run, or the one in backward; all regions within one that runs again do so, too."""
-    before = _region.run
-    _region.run = AGAIN if before == AGAIN else run
+def running(run: str, results: Results) -> Iterator[None]:
+    """The block is a region's first run, which writes ``results``, or the one in backward, which reads them; all regions
+    within one that runs again do so, too.
+    """
+    before = _region.run, _region.results
+    _region.results = results if run == FIRST else iter(results)
+    _region.run = AGAIN if before[0] == AGAIN else run
     try:
         yield
     finally:
-        _region.run = before
+        _region.run, _region.results = before
+        if run == FIRST and isinstance(before[1], list):
+            # the region around it does not have them: this one computes them again
+            before[1].extend([(module, None) for module, _ in results])
+
+
+def once(module: nn.Module, compute: Callable[[], Any]) -> Any:
+    """The result of ``compute`` for a module: where a region is computed again, that of its first run."""
+    results = None if is_compiling() else _region.results
+    if results is None:
+        return compute()
+    if isinstance(results, list):
+        results.append((module, compute()))
+        return results[-1][1]
+    return next((value for _, value in results if value is not None), None) or compute()
+
+
+def each_time(module: nn.Module) -> None:
+    """Note that what a region computes for a module is computed again with it."""
+    if not is_compiling() and isinstance(_region.results, list):
+        _region.results.append((module, None))
 
 
 # -- what of torch follows a computation

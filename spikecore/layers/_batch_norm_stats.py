@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from spikecore.batches import folded, unfolded
-from spikecore.context import is_compiling
+from spikecore.context import each_time, is_compiling, once
 from spikecore.core.modules import has_own_hooks
 from spikecore.dtypes import compute_dtype
 from spikecore.words import a_kind
@@ -142,6 +142,7 @@ def normalised(norm: Any, x: Tensor, channel_dim: int, one_step: bool) -> Tensor
     """``x`` ``[T, B, C, ...]`` (``[T, B, ..., C]`` with ``channel_dim=-1``), or that of one step, as torch normalises
     it.
     """
+    each_time(norm)
     # not norm(x): hooks of a module that a kernel may compute are called in no case
     forward: Callable[[Tensor], Tensor] = functools.partial(kind_of(norm).forward, norm)
     if channel_dim == -1:
@@ -167,8 +168,7 @@ def constants(
     move, as torch moves them. Mean and rstd carry no gradient.
     """
     if takes_batch(norm):
-        by_kernels = None if statistics is None else _by_kernels(norm, x, dim, statistics)
-        mean, rstd = by_kernels or _by_torch(norm, x, dim, moments)
+        mean, rstd = once(norm.module, lambda: _of_batch(norm, x, dim, moments, statistics))
     else:
         running: Any = norm.mean
         compute = compute_dtype(x.dtype)
@@ -182,6 +182,13 @@ def constants(
     if norm.shift is not None and torch.is_grad_enabled() and bias.requires_grad and norm.shift.requires_grad:
         bias = _Unseen.apply(bias, norm.shift)
     return mean, rstd, weight, bias
+
+
+def _of_batch(
+    norm: Norm, x: Tensor, dim: int, moments: Optional[Moments], statistics: Optional[Statistics]
+) -> Tuple[Tensor, Tensor]:
+    by_kernels = None if statistics is None else _by_kernels(norm, x, dim, statistics)
+    return by_kernels or _by_torch(norm, x, dim, moments)
 
 
 def _by_kernels(norm: Norm, x: Tensor, dim: int, statistics: Statistics) -> Optional[Tuple[Tensor, Tensor]]:

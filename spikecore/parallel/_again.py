@@ -1,7 +1,8 @@
 """A function that is computed again in backward, by ``torch.utils.checkpoint``, and what it keeps until then.
 
 Torch restores its random numbers and autocast. :class:`_Again`, its ``context_fn``, restores the rest: the states that
-neurons carried, the modes of layers and the states of generators; running statistics move only in the first run. An
+neurons carried, the modes of layers and the states of generators; running statistics move only in the first run. A
+normalisation within a neuron has the mean and variance of the first run, too (:func:`spikecore.context.once`). An
 argument that is said to hold spikes or counts is kept as bits, as :class:`spikecore.layers.PackedLinear` keeps it.
 """
 
@@ -13,6 +14,7 @@ from typing import Any, Callable, ContextManager, Dict, Iterator, List, NamedTup
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.utils.parametrize import ParametrizationList
 from torch.utils import checkpoint as torch_checkpoint
 
 from spikecore import context
@@ -75,7 +77,8 @@ def checkpoint_contexts(net: nn.Module) -> Callable[[], Contexts]:
 
 
 def _contexts(modules: Sequence[nn.Module]) -> Contexts:
-    return context.running(context.FIRST), _Again(modules)
+    results: context.Results = []
+    return context.running(context.FIRST, results), _Again(modules, results)
 
 
 # -- arguments
@@ -124,7 +127,8 @@ class _Again:
     It is entered more than once under ``retain_graph=True``.
     """
 
-    def __init__(self, modules: Sequence[nn.Module]) -> None:
+    def __init__(self, modules: Sequence[nn.Module], results: context.Results) -> None:
+        self._results = results
         self._parts = [*dict.fromkeys(part for module in modules for part in module.modules())]
         self._norms = [part for part in self._parts if part.training and isinstance(part, _NormBase)]
         self._neurons = [part for part in self._parts if isinstance(part, Stateful)]
@@ -134,6 +138,14 @@ class _Again:
             for part in self._parts
             for value in vars(part).values()
             if torch.Generator in type(value).__mro__
+        ]
+        #: Parametrisations that move their buffers in a call, as spectral normalisation does, and those of the beginning.
+        self._moving = [
+            (inner, _clones(inner._buffers))
+            for part in self._parts
+            if isinstance(part, ParametrizationList)
+            for inner in part
+            if inner.training and inner._buffers
         ]
         self._beginning = self._current()
 
@@ -146,18 +158,21 @@ class _Again:
 
     @contextmanager
     def _restored(self) -> Iterator[None]:
-        current, statistics = self._current(), [dict(norm._buffers) for norm in self._norms]
-        for norm, buffers in zip(self._norms, statistics):
-            norm._buffers.update({name: value if value is None else value.clone() for name, value in buffers.items()})
+        moving = {module for module, value in self._results if value is None}
+        still = {module for module, _ in self._results} - moving
+        others = [(norm, norm._buffers) for norm in self._norms if norm not in still] + self._moving
+        current, there = self._current(), [dict(module._buffers) for module, _ in others]
+        for module, buffers in others:
+            module._buffers.update(_clones(buffers))
         modes, drawn, carrying = self._beginning
         self._begin((modes, drawn, [(carries, _as_leaves(state)) for carries, state in carrying]))
         try:
-            with context.running(context.AGAIN):
+            with context.running(context.AGAIN, self._results):
                 yield
         finally:
             self._begin(current)
-            for norm, buffers in zip(self._norms, statistics):
-                norm._buffers.update(buffers)
+            for (module, _), buffers in zip(others, there):
+                module._buffers.update(buffers)
 
     def _current(self) -> Tuple[List[Any], ...]:
         """Modes of the parts, states of the generators, and what the neurons carry, with their states."""
@@ -176,6 +191,10 @@ class _Again:
             generator.set_state(state)
         for neuron, (carries, values) in zip(self._neurons, carrying):
             put_back(neuron, carries, values)
+
+
+def _clones(buffers: Dict[str, Optional[Tensor]]) -> Dict[str, Optional[Tensor]]:
+    return {name: value if value is None else value.clone() for name, value in buffers.items()}
 
 
 def _as_leaves(state: Optional[State]) -> Optional[State]:

@@ -300,6 +300,32 @@ def pack(forward: Forward, choose: Choose) -> None:
     same(forward, net, named, choose)
 
 
+def checkpoint(forward: Forward, choose: Choose) -> None:
+    """``sc.checkpoint`` in groups between spikes: outputs and statistics have the bits of the plain network, and
+    gradients, but for the order in which they are added up.
+    """
+    net, plain = forward.net(), forward.net()
+    changes = [change for change in (sc.fuse, sc.layers.pack) if choose((False, True))]
+    for change in changes:
+        change(net)
+        change(plain)
+    saving = applied(net, lambda: sc.checkpoint(net, "spikes"), keeps=False)
+    frozen = choose((False, False, True))
+    try:
+        want = trained(plain, forward.x(), dict(plain.named_parameters()), frozen)
+    except RuntimeError:  # a value that backward needs is changed in place: torch trains no such network
+        return
+    got = trained(saving, forward.x(), dict(saving.named_parameters()), frozen)
+    if got.keys() != want.keys():
+        raise Wrong(f"no gradient or buffer {sorted(got.keys() ^ want.keys())}")
+    largest = max(float(value.double().norm()) for value in want.values())
+    for name, value in want.items():
+        adds = name not in ("outputs",) and "running" not in name
+        apart = float((got[name] - value).double().norm()) / (largest if adds else 1e-30)
+        if apart > 1e-12 or not str(saving):
+            raise Wrong(f"in training, {name} is {apart:.2g} off")
+
+
 def prepared(net: nn.Module, x: Sequence[Tensor], choose: Choose, dtype: torch.dtype = F64, word: int = 24) -> Any:
     """The network in formats that hold its numbers."""
     options = {"per_channel": choose((False, True)), "ranges": choose(("data", "learnt"))}
@@ -480,6 +506,7 @@ TOOLS = {
     "fuse": Tool(fuse, _FUSED),
     "unfuse": Tool(unfuse, _FUSED),
     "pack": Tool(pack, _FUSED),
+    "checkpoint": Tool(checkpoint, _FUSED),
     "prepare": Tool(
         prepare, Takes((*_NORMED, "delay", "recurrent", "delay and norm"), _NORMED_IMAGES, inputs=2, odd=(0, 1))
     ),
