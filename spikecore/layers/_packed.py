@@ -384,7 +384,7 @@ def _pack(x: Tensor, order: List[int], largest: int, unit: float) -> Tuple[Tenso
         raise ValueError(
             f"x of shape {list(x.shape)} is not what its layer was said to get: {what}. PackedLinear and PackedConv2d "
             "take largest= and unit=; use nn.Linear and nn.Conv2d for other numbers. If it is the shortcut of a "
-            "NormNeuron, call sc.layers.unpack(net)"
+            "NormNeuron, call sc.layers.unpack(net); if it is the input of a group, sc.checkpoint(..., bits=False)"
         )
     return packed.data, packed.right
 

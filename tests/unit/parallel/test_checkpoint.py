@@ -239,22 +239,28 @@ class TestRefused:
         with pytest.raises(TypeError, match="whose forward, __call__ or __iter__ is its own"):
             sc.checkpoint(chain, every=1)
 
-    @pytest.mark.filterwarnings("ignore")  # torch's own while it traces
-    def test_compiled(self):
-        """torch.compile of the network is refused; that of its layers works."""
-        if torch.__version__ < "2.6":
-            pytest.skip("before torch 2.6 a neuron cannot be compiled as a whole")
-        torch._dynamo.reset()
-        model = sc.checkpoint(net(dropout=0.0), every=2)
-        with pytest.raises(
-            Exception,
-            match=r"torch.compile and torch.export cannot follow a network with sc.checkpoint; compile its layers",
-        ):
-            torch.compile(model, backend="eager")(inputs())
-        for layer in model:
-            layer.compile(backend="eager")
-        found, wanted = ran(model, at_once), ran(net(dropout=0.0), at_once)
-        assert all(torch.allclose(a, b, rtol=1e-5, atol=1e-6) for a, b in zip(found, wanted))
+
+@pytest.mark.filterwarnings("ignore")  # torch's own while it traces
+@pytest.mark.skipif(not COMPILES, reason="a neuron is compiled as a whole with torch 2.6")
+@pytest.mark.parametrize("every", [2, "spikes"])
+@pytest.mark.parametrize("whole", [False, True])
+def test_compiled(every, whole):
+    """Each group is compiled by itself, where the network is, too; torch.export is refused."""
+    torch._dynamo.reset()
+    plain, model = net(dropout=0.0), sc.checkpoint(net(dropout=0.0), every)
+    frames = []
+
+    def compiler(graph, examples):
+        frames.append(graph)
+        return graph.forward
+
+    model.compile(backend=compiler)
+    run = torch.compile(model, backend="eager") if whole else None
+    found, wanted = ran(model, lambda model, x: at_once(model, x, run)), ran(plain, at_once)
+    assert all(torch.allclose(a, b, rtol=1e-5, atol=1e-6) for a, b in zip(found, wanted))
+    assert len(frames) >= 2
+    with pytest.raises(Exception, match=r"torch.export cannot follow sc.checkpoint; export net = sc.checkpoint\(net"):
+        torch.export.export(model, (inputs(),), strict=False)
 
 
 def truncated(model, x, call=None):
