@@ -169,7 +169,7 @@ class Checkpointed(nn.Module):
             return group
         runs = vars(self).setdefault("_runs", {})
         if number not in runs:
-            runs[number] = torch.compile(_with_own_code(group), **compiled)
+            runs[number] = _compiled(group, compiled)
         return runs[number]  # type: ignore[no-any-return]  # as the group
 
     def _again(
@@ -243,8 +243,10 @@ class Grouped(Checkpointed):
         for number, step in enumerate(plan.steps):
             read = [values[name] for name in step.inputs]
             is_group = step.is_group and (self.preserve_rng_state or not step.draws)
+            run: Callable[..., Any] = partial(step.run, self.module)
+            if step.computes:
+                run = self._run(number, run, compiled)
             if is_group:
-                run = self._run(number, partial(step.run, self.module), compiled)
                 for name, value, whole in zip(step.inputs, read, step.wholes):
                     if name not in bits:
                         bits[name] = pack(value, whole)
@@ -255,7 +257,7 @@ class Grouped(Checkpointed):
             if is_group:
                 made = self._again(number, run, step.modules, read, packed)
             else:
-                made = step.run(self.module, *read)
+                made = run(*read)
             values.update(zip(step.outputs, made))
         return fx.node.map_aggregate(plan.output, lambda node: values[node.name] if isinstance(node, fx.Node) else node)
 
@@ -282,13 +284,34 @@ class Grouped(Checkpointed):
 _MADE = ("_chains", "_runs", "_plan", "_kept")
 
 
-def _with_own_code(group: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that calls a group: torch.compile counts its results by code, which all would share."""
+def _compiled(group: Callable[..., Any], options: Dict[str, Any]) -> Callable[..., Any]:
+    """A group, compiled. Torch's compiler wants gradients of a result in its layout only where that is an image's:
+    channels-last steps ``[T, B, C, H, W]`` leave it as images.
+    """
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        return group(*args, **kwargs)
+        made = group(*args, **kwargs)
+        values = made if isinstance(made, tuple) else (made,)
+        steps = [value.shape[:2] if _is_last(value) else None for value in values]
+        values = tuple([value if size is None else value.flatten(0, 1) for value, size in zip(values, steps)])
+        return (values if isinstance(made, tuple) else values[0]), steps
 
-    return FunctionType(run.__code__.replace(), run.__globals__, closure=run.__closure__)
+    # torch.compile counts its results by code, which all groups would share
+    own = torch.compile(FunctionType(run.__code__.replace(), run.__globals__, closure=run.__closure__), **options)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        made, steps = own(*args, **kwargs)
+        values = made if isinstance(made, tuple) else (made,)
+        values = tuple([value if size is None else value.unflatten(0, size) for value, size in zip(values, steps)])
+        return values if isinstance(made, tuple) else values[0]
+
+    return call
+
+
+def _is_last(value: Any) -> bool:
+    """True for steps of images that are channels-last."""
+    is_image = isinstance(value, Tensor) and value.ndim == 5 and not value.is_contiguous()
+    return is_image and value.permute(0, 1, 3, 4, 2).is_contiguous()
 
 
 @uncompiled

@@ -44,7 +44,7 @@ class Step(NamedTuple):
 
     run: ``run(net, *inputs)`` gives a tuple, a value for each of ``outputs``. modules: those that are called.
     wholes: of each input the range of its values; None for one that is kept as it is. is_group: whether it is computed
-    again in backward. draws: whether it draws random numbers. last: the inputs that no later step reads. title: its last
+    again in backward. computes: whether it does more than to move numbers. draws: whether it draws random numbers. last: the inputs that no later step reads. title: its last
     layer, in words.
     """
 
@@ -54,6 +54,7 @@ class Step(NamedTuple):
     modules: Tuple[nn.Module, ...]
     wholes: Wholes
     is_group: bool
+    computes: bool
     draws: bool
     last: Tuple[str, ...]
     title: str
@@ -81,6 +82,7 @@ def steps_of(graph: Graph) -> List[Step]:
                 tuple(dict.fromkeys(call.module for call in part if call.module is not None)),
                 tuple([known.get(value) for value in read[number]]),
                 not all(_saves_nothing(call, known) for call in part),
+                not all(call.is_move or _is_size(call) for call in part),
                 any(map(_draws, part)),
                 tuple([v.node.name for v in read[number] if lasts[v] == number and v not in wanted]),
                 next((call.title for call in reversed(part) if call.module is not None), part[-1].title),

@@ -128,9 +128,9 @@ def test_inputs_of_layers_are_kept_as_bits() -> None:
     """Groups of layers and named modules keep a bit for a spike, and whole what is not known."""
     plain = networks()["blocks"]()
     net: Any = sc.checkpoint(networks()["blocks"](), 2, bits=True)
-    assert [[whole and whole.largest for whole in group] for group in net.wholes] == [[None], [1], [3], [None]]
+    assert [[whole and whole.largest for whole in group] for group in net.wholes] == [[None], [1], [3], [4]]
     assert_same(trained(net, at_once), trained(plain, at_once))
-    assert "group 1 input in 1 bit; 0.000977 MiB in the last call" in repr(net)
+    assert "group 1 input in 1 bit; 0.000488 MiB in the last call" in repr(net)
     net = sc.checkpoint(networks()["blocks"](), 1, ["3", "4"], bits=True)
     assert [net[k].wholes[0][0].largest for k in (3, 4)] == [2, 3]
     assert_same(trained(net, at_once), trained(networks()["blocks"](), at_once))
@@ -171,12 +171,10 @@ def test_other_numbers_are_reported() -> None:
 
 def test_what_it_keeps_is_said() -> None:
     net = sc.checkpoint(networks()["driven"](), "spikes")
-    assert "to LIF at '1.body.2': " in repr(net)
-    assert "whole" in repr(net)
-    net(images())
-    assert "MiB in the last call" in repr(net)
+    assert "group 1 to LIF at '2.body.0': add whole" in repr(net)
     other = pickle.loads(pickle.dumps(net))
     assert_same(trained(other, at_once), trained(networks()["driven"](), at_once))
+    assert "MiB in the last call" in repr(other)
     assert list(net.state_dict()) == list(networks()["driven"]().state_dict())
     assert type(sc.checkpoint(net, None)) is nn.Sequential
 
@@ -184,10 +182,12 @@ def test_what_it_keeps_is_said() -> None:
 def test_a_network_that_changes_is_read_again() -> None:
     """Modules that take others' places, and a step that is set, count from the next call on."""
     net: Any = sc.checkpoint(networks()["blocks"](), "spikes")
-    net(images())
-    sc.fuse(net)
-    assert_same(trained(net, at_once), trained(sc.fuse(networks()["blocks"]()), at_once))
-    net[1] = nn.ReLU()
+    plain = networks()["blocks"]()
+    for each in (net, plain):
+        each(images())
+        sc.fuse(each)
+    assert_same(trained(net, at_once), trained(plain, at_once))
+    net.module[1] = nn.ReLU()
     assert net(images()).shape == (T, B, 3)
 
 
@@ -200,7 +200,7 @@ class Branch(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.body(x)
-        return self.end(y) if float(y.sum()) > -1e9 else y
+        return self.end(y) if float(y.detach().sum()) > -1e9 else y
 
 
 def test_parts_have_groups_where_the_whole_cannot_be_read() -> None:
@@ -244,6 +244,6 @@ def test_training_in_little_memory(form: Dict[str, Any]) -> None:
     assert predict.form["memory"] == "left out: inference keeps nothing for backward"
     plain = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
     with pytest.raises(sc.Unsupported, match=r'memory="low" cannot be: every=.spikes. finds no group.*memory=None'):
-        sc.training_model(plain, len, torch.optim.SGD(plain.parameters(), 0.1), options=options)
+        sc.training_model(plain, len, torch.optim.SGD(plain.parameters(), 0.1), options=sc.TrainingOptions(memory="low"))
     with pytest.raises(ValueError, match=r"memory='much' must be 'low', or None"):
         sc.TrainingOptions(memory="much")
