@@ -77,8 +77,8 @@ def region() -> str:
 
 @contextmanager
 def running(run: str, results: Results) -> Iterator[None]:
-    """The block is a region's first run, which writes ``results``, or the one in backward, which reads them; all regions
-    within one that runs again do so, too.
+    """The block is a region's first run, which writes ``results``, or the one in backward, which reads them. All
+    regions within one that runs again do so, too.
     """
     before = _region.run, _region.results
     _region.results = results if run == FIRST else iter(results)

@@ -158,7 +158,12 @@ class Call:
     @property
     def is_join(self) -> bool:
         """Tell whether it gives the numbers of several values, given as one list, in one."""
-        return self.kind == "function" and self.target in _JOINS and bool(self.args) and isinstance(self.args[0], (list, tuple))
+        return (
+            self.kind == "function"
+            and self.target in _JOINS
+            and bool(self.args)
+            and isinstance(self.args[0], (list, tuple))
+        )
 
     @property
     def is_in_place(self) -> bool:

@@ -91,7 +91,7 @@ class KernelRunner:
         shapes, grad = tuple([view for view in views if view is not None]), torch.is_grad_enabled()
         plan = self.kernels.plan(call, tensors, tuple([grad and value.requires_grad for value in tensors]), shapes)
         places: Any = self.kernels.tensor_params
-        large = any(params[index].numel() > _SMALL for index in places)  # type: ignore[union-attr]  # tensors
+        large = any(params[index].numel() > _SMALL for index in places)
         if call.has_initial_state or self.spec.final:
             return self._bound(plan, views, large)
         return self._straight(plan, places, large)

@@ -139,7 +139,7 @@ class _Again:
             for value in vars(part).values()
             if torch.Generator in type(value).__mro__
         ]
-        #: Parametrisations that move their buffers in a call, as spectral normalisation does, and those of the beginning.
+        #: Parametrisations that move their buffers in a call, as spectral normalisation does, and what these were.
         self._moving = [
             (inner, _clones(inner._buffers))
             for part in self._parts

@@ -14,6 +14,7 @@ from spikecore._base.bits import Whole
 from spikecore.backend import Unsupported
 from spikecore.context import is_compiling, is_exporting, require_compiler, uncompiled
 from spikecore.core.checks import check_network
+from spikecore.core.modules import has_own_hooks
 from spikecore.graph import NotFollowed, layers_in_turn, read_block, read_parts
 from spikecore.parallel._again import Packed, computed_again, pack
 from spikecore.parallel._groups import Step, Wholes, steps_of, whole_inputs
@@ -73,8 +74,8 @@ def checkpoint(
     check_network("sc.checkpoint", net)
     if every not in (None, SPIKES) and (isinstance(every, bool) or not isinstance(every, int) or every < 1):
         raise ValueError(
-            f"every={every!r} must be the number of layers in a group, 1 or more, {SPIKES!r} for groups between spikes, "
-            "or None for no groups"
+            f"every={every!r} must be the number of layers in a group, 1 or more, {SPIKES!r} for groups between "
+            "spikes, or None for no groups"
         )
     if modules is not None:
         chosen = _named(net, modules)
@@ -137,7 +138,7 @@ class Checkpointed(nn.Module):
             return _outside(self, args, kwargs)
         return self._computed(args, kwargs, self.compiled)
 
-    def compile(self, **options: Any) -> None:  # type: ignore[override]  # as of nn.Module
+    def compile(self, **options: Any) -> None:
         """Have ``torch.compile`` run each group, with these options."""
         self.compiled = options
 
@@ -154,14 +155,15 @@ class Checkpointed(nn.Module):
 
     def _groups(self) -> List[nn.Module]:
         """The groups: chains of layers, or the module as a whole."""
-        layers, size, made = layers_in_turn(self.module), self.every, vars(self).get("_chains")
-        if layers is None:
+        layers, size = layers_in_turn(self.module), self.every
+        if not layers:
             return [self.module]
+        made: Any = vars(self).get("_chains")
         if made is None or made[0] != layers:
-            chains = [nn.Sequential(*layers[begin : begin + size]) for begin in range(0, len(layers), size)]
-            made = vars(self)["_chains"] = layers, chains
+            made = layers, [nn.Sequential(*layers[begin : begin + size]) for begin in range(0, len(layers), size)]
+            vars(self)["_chains"] = made
             vars(self).pop("_runs", None)
-        return made[1] or [self.module]  # type: ignore[no-any-return]  # chains
+        return made[1]  # type: ignore[no-any-return]  # chains
 
     def _run(self, number: int, group: Callable[..., Any], compiled: Optional[Dict[str, Any]]) -> Callable[..., Any]:
         """A group, compiled by itself."""
@@ -246,11 +248,10 @@ class Grouped(Checkpointed):
             run: Callable[..., Any] = partial(step.run, self.module)
             if step.computes:
                 run = self._run(number, run, compiled)
-            if is_group:
-                for name, value, whole in zip(step.inputs, read, step.wholes):
-                    if name not in bits:
-                        bits[name] = pack(value, whole)
-                packed = [bits[name] for name in step.inputs]
+            for name, value, whole in zip(step.inputs, read, step.wholes) if is_group else ():
+                if name not in bits:
+                    bits[name] = pack(value, whole)
+            packed = [bits.get(name) for name in step.inputs]
             for name in step.last:
                 del values[name]
                 bits.pop(name, None)
@@ -263,9 +264,12 @@ class Grouped(Checkpointed):
 
     @property
     def plan(self) -> Plan:
-        """The steps of the network as it is now: it is read again after modules or their forwards were replaced."""
-        form = [(part, vars(part).get("forward"), getattr(part, "step", None)) for part in self.module.modules()]
-        made = vars(self).get("_plan")
+        """The steps of the network as it is now: it is read again after modules, forwards or hooks of it changed."""
+        form = [
+            (part, vars(part).get("forward"), getattr(part, "step", None), has_own_hooks(part))
+            for part in self.module.modules()
+        ]
+        made: Any = vars(self).get("_plan")
         if made is None or made[0] != form:
             made = vars(self)["_plan"] = form, _planned(self.module)
             vars(self).pop("_runs", None)

@@ -44,8 +44,8 @@ class Step(NamedTuple):
 
     run: ``run(net, *inputs)`` gives a tuple, a value for each of ``outputs``. modules: those that are called.
     wholes: of each input the range of its values; None for one that is kept as it is. is_group: whether it is computed
-    again in backward. computes: whether it does more than to move numbers. draws: whether it draws random numbers. last: the inputs that no later step reads. title: its last
-    layer, in words.
+    again in backward. computes: whether it does more than to move numbers. draws: whether it draws random numbers.
+    last: the inputs that no later step reads. title: its last layer, in words.
     """
 
     run: Callable[..., Tuple[Any, ...]]

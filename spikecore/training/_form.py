@@ -1,8 +1,8 @@
-"""The form in which a step runs: channels-last, compiled, spikes as bits, computed again; and why an option is left out.
+"""The form in which a step runs: channels-last, compiled, spikes as bits, computed again; why an option is left out.
 
 - An option that is True is done, or an exception says why not. With ``fast``, an option that is None is done where it
   can be; where not, one warning says why. Packing is for memory and takes time, so ``fast`` leaves it alone.
-- ``memory="low"`` runs the network within :class:`spikecore.parallel.Grouped`, whose groups are compiled each by itself.
+- ``memory="low"`` runs the network as :class:`spikecore.parallel.Grouped`; its groups are compiled each by itself.
 - The loss and the optimiser's update are compiled in a step that is captured, and in the eager steps just before, which
   load the kernels. Elsewhere a compiled function costs the host more than the few operations of a loss do.
 - If torch.compile fails for the loss or the update, that part runs eagerly, and one warning says so.

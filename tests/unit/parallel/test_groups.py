@@ -244,6 +244,8 @@ def test_training_in_little_memory(form: Dict[str, Any]) -> None:
     assert predict.form["memory"] == "left out: inference keeps nothing for backward"
     plain = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
     with pytest.raises(sc.Unsupported, match=r'memory="low" cannot be: every=.spikes. finds no group.*memory=None'):
-        sc.training_model(plain, len, torch.optim.SGD(plain.parameters(), 0.1), options=sc.TrainingOptions(memory="low"))
+        sc.training_model(
+            plain, len, torch.optim.SGD(plain.parameters(), 0.1), options=sc.TrainingOptions(memory="low")
+        )
     with pytest.raises(ValueError, match=r"memory='much' must be 'low', or None"):
         sc.TrainingOptions(memory="much")
