@@ -8,13 +8,13 @@ kept between groups is bits.
 - Groups that need each other's values are one.
 - A sum that is read twice, and is all that later calls read, ends a group whatever it holds: the potentials that the
   blocks of a network hand on are kept whole.
-- Changes of shape, sums and joins of spikes save nothing for backward, and the pooling layers of ``sc.fuse`` a byte a
-  window or nothing: they are in no group.
+- Changes of shape, sums and joins of spikes save nothing for backward, and the pooling layers of ``sc.fuse``, and compiled
+  ones, a byte a window or nothing: they are in no group.
 """
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple, Type
 
 from torch import fx, nn
 
@@ -60,10 +60,11 @@ class Step(NamedTuple):
     title: str
 
 
-def steps_of(graph: Graph) -> List[Step]:
-    """The calls of a network as steps, in an order in which each has what it reads."""
+def steps_of(graph: Graph, compiled: bool) -> List[Step]:
+    """The calls of a network as steps, in an order in which each has what it reads. compiled: Inductor compiles each."""
     known = whole_numbers(graph)
-    parts = _ordered(_parts(graph, known))
+    light = {call for call in graph.calls if _saves_little(call, known, compiled)}
+    parts = _ordered(_parts(graph, known, light))
     position = {call: number for number, part in enumerate(parts) for call in part}
     read = [_inputs_of(part) for part in parts]
     wanted = set(graph.output.inputs)
@@ -81,7 +82,7 @@ def steps_of(graph: Graph) -> List[Step]:
                 tuple([call.node.name for call in outputs]),
                 tuple(dict.fromkeys(call.module for call in part if call.module is not None)),
                 tuple([known.get(value) for value in read[number]]),
-                not all(_saves_nothing(call, known) for call in part),
+                not light.issuperset(part),
                 not all(call.is_move or _is_size(call) for call in part),
                 any(map(_draws, part)),
                 tuple([v.node.name for v in read[number] if lasts[v] == number and v not in wanted]),
@@ -117,10 +118,10 @@ def _graph(part: Sequence[Call], inputs: Sequence[Call], outputs: Sequence[Call]
 # -- which calls are one part
 
 
-def _parts(graph: Graph, known: Dict[Call, Whole]) -> List[List[Call]]:
+def _parts(graph: Graph, known: Dict[Call, Whole], light: Set[Call]) -> List[List[Call]]:
     """The calls in parts between which all values may be kept."""
     calls = [call for call in graph.calls if call.kind not in ("input", "output", "attribute")]
-    ends = _ends(graph, known)
+    ends = _ends(graph, known, light)
     merged = _Merged(calls)
     for call in calls:
         for value in call.inputs:
@@ -130,13 +131,13 @@ def _parts(graph: Graph, known: Dict[Call, Whole]) -> List[List[Call]]:
     return merged.parts()
 
 
-def _ends(graph: Graph, known: Dict[Call, Whole]) -> Set[Call]:
+def _ends(graph: Graph, known: Dict[Call, Whole], light: Set[Call]) -> Set[Call]:
     """The values between parts."""
     ends = {call for call in graph.calls if _is_size(call)}
     for call in known:
         only = call.users[0] if len(call.users) == 1 else None
         readers = readers_of(call)
-        pooled = len(readers) == 1 and not _is_compact(readers[0]) and issubclass(readers[0].layer or nn.Module, _POOLS)
+        pooled = len(readers) == 1 and readers[0] not in light and issubclass(readers[0].layer or nn.Module, _POOLS)
         # a change of shape is computed again with its reader, so that what it got is kept once
         if not pooled and not (call.is_move and only is not None and only.kind != "output"):
             ends.add(call)
@@ -161,14 +162,11 @@ def _is_size(call: Call) -> bool:
     return call.kind == "function" and bool(call.inputs) and all(map(_is_size, call.inputs))
 
 
-def _saves_nothing(call: Call, known: Dict[Call, Whole]) -> bool:
-    """Tell whether autograd saves little for a call, or nothing."""
-    is_light = call.is_move or call.is_join or bool(call.summands) or _is_compact(call)
+def _saves_little(call: Call, known: Dict[Call, Whole], compiled: bool) -> bool:
+    """Tell whether autograd saves a byte a window for a call, or nothing."""
+    pools: Tuple[Type[nn.Module], ...] = (CompactAvgPool2d, CompactMaxPool2d, *((nn.MaxPool2d,) if compiled else ()))
+    is_light = call.is_move or call.is_join or bool(call.summands) or isinstance(call.module, pools)
     return _is_size(call) or (call in known and is_light)
-
-
-def _is_compact(call: Call) -> bool:
-    return isinstance(call.module, (CompactAvgPool2d, CompactMaxPool2d))
 
 
 def _draws(call: Call) -> bool:

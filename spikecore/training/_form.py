@@ -55,6 +55,7 @@ class Form:
         self._plain: Any = net
         #: Its groups that are computed again, which are compiled each by itself.
         self._groups: List[Checkpointed] = []
+        self._of_groups: Dict[str, Any] = {}
         #: True if torch.compile runs the network.
         self.is_compiled = False
         self._loss: Optional[CompiledPart] = None
@@ -253,12 +254,13 @@ class Form:
                 "use count_include_pad=False there, or ceil_mode=False"
             )
         self._groups = [module for module in self._plain.modules() if isinstance(module, Checkpointed)]
+        options = _OF_TOKENS if any(isinstance(module, nn.Conv1d) for module in modules) else None
         if self._groups:
+            self._of_groups = {"fullgraph": True, "dynamic": False, "options": options, **_ISOLATED}
             self._compile_groups(True)
             self.is_compiled = True
             return ""
         # in one graph: a network that breaks into parts is compiled part by part while it runs, and cannot go back then
-        options = _OF_TOKENS if any(isinstance(module, nn.Conv1d) for module in modules) else None
         self._run = torch.compile(self.net, fullgraph=True, dynamic=False, options=options, **_ISOLATED)
         self.is_compiled = True
         return ""
@@ -277,7 +279,7 @@ class Form:
 
     def _compile_groups(self, compiled: bool) -> None:
         for group in self._groups:
-            group.compiled = {"fullgraph": True, "dynamic": False, **_ISOLATED} if compiled else None
+            group.compiled = self._of_groups if compiled else None
 
     def _use_packing(self) -> str:
         with warnings.catch_warnings():
