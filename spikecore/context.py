@@ -65,6 +65,8 @@ class _Region(threading.local):
     run = ""
     #: In a first run the list that is written, in one again the iterator that reads it.
     results: Any = None
+    #: True for a call that runs for what it saves alone.
+    unread: bool = False
 
 
 _region = _Region()
@@ -101,6 +103,21 @@ def once(module: nn.Module, compute: Callable[[], Any]) -> Any:
         results.append((module, compute()))
         return results[-1][1]
     return next((value for _, value in results if value is not None), None) or compute()
+
+
+@contextmanager
+def unread() -> Iterator[None]:
+    """In the block nobody reads results: calls are made for what they save for backward."""
+    before, _region.unread = _region.unread, True
+    try:
+        yield
+    finally:
+        _region.unread = before
+
+
+def is_unread() -> bool:
+    """True in such a block."""
+    return _region.unread
 
 
 def each_time(module: nn.Module) -> None:

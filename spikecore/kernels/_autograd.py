@@ -20,7 +20,7 @@ from torch import Tensor
 
 from spikecore._base.caches import RUNNERS, Lock, Recent
 from spikecore.backend import Tensors, Unsupported
-from spikecore.context import COMPILES, EAGER, PLAIN, require_compiler, world
+from spikecore.context import COMPILES, EAGER, PLAIN, is_unread, require_compiler, world
 from spikecore.kernels._batch_norm import statistics_by_torch
 from spikecore.kernels._call import Call, CallPlan, Kernels, packed_inputs
 from spikecore.kernels._layout import Layout, Moved
@@ -35,7 +35,9 @@ class KernelCall(torch.autograd.Function):
     def forward(ctx: Any, context: Any, *tensors: Tensor) -> Tuple[Tensor, ...]:
         # one argument beside the tensors: torch looks at each one, and wants a gradient back for it
         plan, numbers = ctx.context = context
-        results = plan.forward(numbers, tensors)
+        # within activation checkpointing the last call of a group runs for what it saves, which are its tensors
+        is_needed = not is_unread() or plan.computes_saved
+        results = plan.forward(numbers, tensors) if is_needed else plan.empty(tensors)
         # tensors go through torch, which frees them after backward and finds those that were changed in place
         ctx.save_for_backward(*plan.to_save(tensors, results))
         # a cotangent that does not arrive is None, and the backward kernel has no argument for it
@@ -84,7 +86,7 @@ def _gradients(
 class _Gradient:
     """The plan of a gradient that a kernel computed, its first tensor: of the others it has no derivative."""
 
-    n_results, added, eager, usual = 1, (), False, None
+    n_results, added, eager, usual, computes_saved = 1, (), False, None, True
 
     def __init__(self, backend: str) -> None:
         self.backend = backend

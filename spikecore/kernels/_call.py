@@ -185,6 +185,8 @@ class CallPlan:
     eager = True
     #: The pass of the last usual call backward, which the next one is likely to take; autograd asks it first.
     usual: Optional[Pass] = None
+    #: True if something that autograd saves is computed by forward.
+    computes_saved = True
 
     def __init__(
         self, kernels: Kernels, call: Call, tensors: Sequence[Tensor], wants: Tuple[bool, ...], views: Any = None
@@ -220,6 +222,7 @@ class CallPlan:
         self.tensors = [form_of(value) for value in tensors]
         self.saved = [*self.tensors, *self.results[self.n_results :]]
         self.is_empty = not x.numel()
+        self.computes_saved = self.n_checkpoints > 0
         #: True if inputs are all that moves, and a single result is like the one that has the shape of the call.
         self.is_plain = self.moving == kernels.n_inputs and self.results == [self.tensors[self.lead]]
         #: True if kernels read the tensors as given; and True if inputs are dense from end to end.
@@ -266,6 +269,10 @@ class CallPlan:
         if dense is None or not is_dense or dense((*moving, *results), params) is None:
             self._launch(launch, moving, params, results)
         return results
+
+    def empty(self, tensors: Sequence[Tensor]) -> List[Tensor]:
+        """The results of :meth:`forward`, not computed."""
+        return _empty(self.results, tensors[0].device)
 
     def _bind_forward(self) -> Tuple[Launch, Optional[Dense]]:
         kernels, call = self.kernels, self.call

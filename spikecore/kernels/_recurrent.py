@@ -85,7 +85,7 @@ class FedPlan:
     where the first tensor has them side by side.
     """
 
-    added, eager, usual = (), True, None
+    added, eager, usual, computes_saved = (), True, None, True
 
     def __init__(
         self,

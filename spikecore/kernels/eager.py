@@ -109,7 +109,7 @@ class StepPlan:
     """
 
     #: Backward computes derivatives of gradients itself; and no cotangent is passed on as it is.
-    eager, added, usual = False, (), None
+    eager, added, usual, computes_saved = False, (), None, True
 
     def __init__(self, steps: SingleSteps, wants: Sequence[bool], has_state: bool) -> None:
         self.steps, self.has_state, program, known = steps, has_state, steps.program, set(steps.leaves)

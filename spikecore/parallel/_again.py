@@ -29,6 +29,7 @@ Contexts = Tuple[ContextManager[Any], ContextManager[Any]]
 
 def computed_again(
     run: Callable[..., Any],
+    again: Callable[..., Any],
     modules: Sequence[nn.Module],
     args: Sequence[Any],
     packed: Sequence[Optional[Packed]],
@@ -36,7 +37,7 @@ def computed_again(
 ) -> Any:
     """Result of ``run(*args)``, of which nothing but arguments is kept for backward.
 
-    modules: what ``run`` calls. packed: of each argument what is kept in its place (:func:`pack`); None, as for those
+    again: what runs in backward, with results or without. modules: what ``run`` calls. packed: of each argument what is kept in its place (:func:`pack`); None, as for those
     that it has none for: itself.
     """
     forms = [packed[number] if number < len(packed) else None for number in range(len(args))]
@@ -49,7 +50,7 @@ def computed_again(
         if first:
             return run(*first.pop())
         rest = iter(kept)
-        return run(*[next(rest) if form is None else _unpacked(form, next(rest), next(rest)) for form in about])
+        return again(*[next(rest) if form is None else _unpacked(form, next(rest), next(rest)) for form in about])
 
     about = [None if form is None else form._replace(data=None, right=None) for form in forms]
     return torch_checkpoint.checkpoint(

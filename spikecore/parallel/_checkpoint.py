@@ -12,12 +12,12 @@ from torch import Tensor, fx, nn
 
 from spikecore._base.bits import Whole
 from spikecore.backend import Unsupported
-from spikecore.context import is_compiling, is_exporting, require_compiler, uncompiled
+from spikecore.context import is_compiling, is_exporting, require_compiler, uncompiled, unread
 from spikecore.core.checks import check_network
 from spikecore.core.modules import has_own_hooks
 from spikecore.graph import NotFollowed, layers_in_turn, read_block, read_parts
 from spikecore.parallel._again import Packed, computed_again, pack
-from spikecore.parallel._groups import Step, Wholes, steps_of, whole_inputs
+from spikecore.parallel._groups import End, Step, Wholes, steps_of, whole_inputs
 from spikecore.parallel._pipeline import Pipeline
 from spikecore.words import a_kind
 
@@ -181,11 +181,12 @@ class Checkpointed(nn.Module):
         modules: Sequence[nn.Module],
         args: Sequence[Any],
         packed: Sequence[Optional[Packed]],
+        end: Optional[Callable[..., Any]] = None,
     ) -> Any:
         kept = [each if of is None else of.data for each, of in zip(args, (*packed, *[None] * len(args)))]
         size = sum(each.numel() * each.element_size() for each in kept if isinstance(each, Tensor))
         vars(self).setdefault("_kept", {})[number] = size
-        return computed_again(run, modules, args, packed, self.preserve_rng_state)
+        return computed_again(run, end or run, modules, args, packed, self.preserve_rng_state)
 
     def __getstate__(self) -> Dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name not in _MADE}
@@ -246,7 +247,8 @@ class Grouped(Checkpointed):
             read = [values[name] for name in step.inputs]
             is_group = step.is_group and (self.preserve_rng_state or not step.draws)
             run: Callable[..., Any] = partial(step.run, self.module)
-            if step.computes:
+            is_compiled = compiled is not None and step.compiles
+            if is_compiled:
                 run = self._run(number, run, compiled)
             for name, value, whole in zip(step.inputs, read, step.wholes) if is_group else ():
                 if name not in bits:
@@ -256,7 +258,8 @@ class Grouped(Checkpointed):
                 del values[name]
                 bits.pop(name, None)
             if is_group:
-                made = self._again(number, run, step.modules, read, packed)
+                end = None if step.end is None or is_compiled else partial(_ended, step.end, self.module)
+                made = self._again(number, run, step.modules, read, packed, end)
             else:
                 made = run(*read)
             values.update(zip(step.outputs, made))
@@ -289,6 +292,13 @@ class Grouped(Checkpointed):
 
 #: Attributes of a wrapper that are made anew: groups, what torch.compile made of them, what the last call kept.
 _MADE = ("_chains", "_runs", "_plan", "_kept")
+
+
+def _ended(end: End, net: nn.Module, *inputs: Any) -> None:
+    """A group for what it saves: nobody reads the spikes of its neuron, which are not computed."""
+    args = end.head(net, *inputs)
+    with unread():
+        end.layer(*args)
 
 
 def _compiled(group: Callable[..., Any], options: Dict[str, Any]) -> Callable[..., Any]:

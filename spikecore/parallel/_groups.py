@@ -19,9 +19,11 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Se
 from torch import fx, nn
 
 from spikecore._base.bits import Whole
+from spikecore.core.modules import makes_time
+from spikecore.core.neuron import Neuron
 from spikecore.encode import Poisson
-from spikecore.graph import DROPOUTS, Call, Graph, function_of, readers_of
-from spikecore.layers import CompactAvgPool2d, CompactMaxPool2d, SequenceDropout, whole_numbers
+from spikecore.graph import CONVOLUTIONS, DROPOUTS, Call, Graph, function_of, readers_of
+from spikecore.layers import CompactAvgPool2d, CompactMaxPool2d, NormNeuron, SequenceDropout, whole_numbers
 from spikecore.stochastic import Stochastic
 
 #: Layers, and functions of torch, that draw random numbers.
@@ -44,8 +46,8 @@ class Step(NamedTuple):
 
     run: ``run(net, *inputs)`` gives a tuple, a value for each of ``outputs``. modules: those that are called.
     wholes: of each input the range of its values; None for one that is kept as it is. is_group: whether it is computed
-    again in backward. computes: whether it does more than to move numbers. draws: whether it draws random numbers.
-    last: the inputs that no later step reads. title: its last layer, in words.
+    again in backward. compiles: whether a compiler finds something in it. draws: whether it draws random numbers.
+    last: the inputs that no later step reads. title: its last layer, in words. end: of a group that ends with a neuron.
     """
 
     run: Callable[..., Tuple[Any, ...]]
@@ -54,10 +56,18 @@ class Step(NamedTuple):
     modules: Tuple[nn.Module, ...]
     wholes: Wholes
     is_group: bool
-    computes: bool
+    compiles: bool
     draws: bool
     last: Tuple[str, ...]
     title: str
+    end: Optional[End]
+
+
+class End(NamedTuple):
+    """A group whose last call is a neuron's: what it reads, ``head(net, *inputs)``, and the layer of the neuron."""
+
+    head: Callable[..., Tuple[Any, ...]]
+    layer: nn.Module
 
 
 def steps_of(graph: Graph, compiled: bool) -> List[Step]:
@@ -83,13 +93,25 @@ def steps_of(graph: Graph, compiled: bool) -> List[Step]:
                 tuple(dict.fromkeys(call.module for call in part if call.module is not None)),
                 tuple([known.get(value) for value in read[number]]),
                 not light.issuperset(part),
-                not all(call.is_move or _is_size(call) for call in part),
+                not all(map(_is_ready, part)),
                 any(map(_draws, part)),
                 tuple([v.node.name for v in read[number] if lasts[v] == number and v not in wanted]),
                 next((call.title for call in reversed(part) if call.module is not None), part[-1].title),
+                _end(part, read[number]),
             )
         )
     return steps
+
+
+def _end(part: Sequence[Call], inputs: Sequence[Call]) -> Optional[End]:
+    """What a group ends with, if that is a neuron, and changes of shape behind it."""
+    size = next((k for k in range(len(part), 0, -1) if not part[k - 1].is_move), 0)
+    call = part[size - 1] if size else None
+    if call is None or not isinstance(call.module, (Neuron, NormNeuron)) or call.is_hooked or call.kwargs:
+        return None
+    if not all(isinstance(value, Call) and value.kind != "attribute" for value in call.args):
+        return None
+    return End(function_of(_graph(part[: size - 1], inputs, call.args)), call.module)
 
 
 def _users(call: Call) -> List[Call]:
@@ -167,6 +189,12 @@ def _saves_little(call: Call, known: Dict[Call, Whole], compiled: bool) -> bool:
     pools: Tuple[Type[nn.Module], ...] = (CompactAvgPool2d, CompactMaxPool2d, *((nn.MaxPool2d,) if compiled else ()))
     is_light = call.is_move or call.is_join or bool(call.summands) or isinstance(call.module, pools)
     return _is_size(call) or (call in known and is_light)
+
+
+def _is_ready(call: Call) -> bool:
+    """Tell whether a compiler has nothing to do for a call: a product by a library, a neuron's kernel, a view."""
+    kernels = isinstance(call.module, (Neuron, NormNeuron)) and not makes_time(call.module)
+    return kernels or isinstance(call.module, (nn.Linear, *CONVOLUTIONS)) or call.is_move or _is_size(call)
 
 
 def _draws(call: Call) -> bool:
