@@ -37,8 +37,8 @@ def computed_again(
 ) -> Any:
     """Result of ``run(*args)``, of which nothing but arguments is kept for backward.
 
-    again: what runs in backward, with results or without. modules: what ``run`` calls. packed: of each argument what is kept in its place (:func:`pack`); None, as for those
-    that it has none for: itself.
+    again: what runs in backward, with results or without. modules: what ``run`` calls. packed: of each argument what is
+    kept in its place (:func:`pack`); None, as for those that it has none for: itself.
     """
     forms = [packed[number] if number < len(packed) else None for number in range(len(args))]
     first: List[Sequence[Any]] = [args]

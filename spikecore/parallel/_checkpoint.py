@@ -239,7 +239,7 @@ class Grouped(Checkpointed):
     def _computed(self, args: Tuple[Any, ...], kwargs: Dict[str, Any], compiled: Optional[Dict[str, Any]]) -> Any:
         if not torch.is_grad_enabled() or kwargs:
             return self.module(*args, **kwargs)
-        plan = self._planned(_by_inductor(compiled))
+        plan = self.plan
         values = dict(zip(plan.inputs, args))
         del args
         bits: Dict[str, Optional[Packed]] = {}
@@ -267,17 +267,14 @@ class Grouped(Checkpointed):
 
     @property
     def plan(self) -> Plan:
-        """The steps of the network as it is now."""
-        return self._planned(_by_inductor(self.compiled))
-
-    def _planned(self, compiled: bool) -> Plan:
-        """The same, made anew after modules, forwards or hooks of the network changed."""
-        form: List[Any] = [compiled]
-        for part in self.module.modules():
-            form.append((part, vars(part).get("forward"), getattr(part, "step", None), has_own_hooks(part)))
+        """The steps of the network as it is now, made anew after modules, forwards or hooks of it changed."""
+        form = [
+            (part, vars(part).get("forward"), getattr(part, "step", None), has_own_hooks(part))
+            for part in self.module.modules()
+        ]
         made: Any = vars(self).get("_plan")
         if made is None or made[0] != form:
-            made = vars(self)["_plan"] = form, _planned(self.module, compiled)
+            made = vars(self)["_plan"] = form, _planned(self.module)
             vars(self).pop("_runs", None)
         return made[1]  # type: ignore[no-any-return]  # a plan
 
@@ -337,10 +334,6 @@ def _outside(net: Checkpointed, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -
     return net._computed(args, kwargs, net.compiled or {})
 
 
-def _by_inductor(compiled: Optional[Dict[str, Any]]) -> bool:
-    return compiled is not None and compiled.get("backend", "inductor") == "inductor"
-
-
 def _row(number: int, text: str, kept: Optional[int]) -> str:
     return f"group {number} {text}" + ("" if kept is None else f"; {kept:,} bytes in the last call")
 
@@ -361,15 +354,15 @@ class Plan(NamedTuple):
     output: Any
 
 
-def _planned(net: nn.Module, compiled: bool = False) -> Plan:
-    """The steps of a network, which Inductor compiles or not. Raises :class:`spikecore.graph.NotFollowed`."""
+def _planned(net: nn.Module) -> Plan:
+    """The steps of a network. Raises :class:`spikecore.graph.NotFollowed`."""
     parts = read_parts(net)
     if net in parts.reasons:
         raise parts.reasons[net]
     graph = read_block(net, parts.graphs[0].followed.keys())
     if graph is None:
         raise NotFollowed(f"forward of {type(net).__name__} has constants or names that a graph cannot have")
-    return Plan(tuple([call.node.name for call in graph.inputs]), steps_of(graph, compiled), graph.output.node.args[0])
+    return Plan(tuple([call.node.name for call in graph.inputs]), steps_of(graph), graph.output.node.args[0])
 
 
 def _readable(net: nn.Module) -> List[nn.Module]:

@@ -8,13 +8,13 @@ kept between groups is bits.
 - Groups that need each other's values are one.
 - A sum that is read twice, and is all that later calls read, ends a group whatever it holds: the potentials that the
   blocks of a network hand on are kept whole.
-- Changes of shape, sums and joins of spikes save nothing for backward, and the pooling layers of ``sc.fuse``, and compiled
-  ones, a byte a window or nothing: they are in no group.
+- Changes of shape, sums and joins of spikes save nothing for backward, and the pooling layers of ``sc.fuse`` a byte a
+  window or nothing: they are in no group.
 """
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple, Type
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from torch import fx, nn
 
@@ -70,10 +70,10 @@ class End(NamedTuple):
     layer: nn.Module
 
 
-def steps_of(graph: Graph, compiled: bool) -> List[Step]:
-    """The calls of a network as steps, in an order in which each has what it reads. compiled: Inductor compiles each."""
+def steps_of(graph: Graph) -> List[Step]:
+    """The calls of a network as steps, in an order in which each has what it reads."""
     known = whole_numbers(graph)
-    light = {call for call in graph.calls if _saves_little(call, known, compiled)}
+    light = {call for call in graph.calls if _saves_little(call, known)}
     parts = _ordered(_parts(graph, known, light))
     position = {call: number for number, part in enumerate(parts) for call in part}
     read = [_inputs_of(part) for part in parts]
@@ -184,10 +184,10 @@ def _is_size(call: Call) -> bool:
     return call.kind == "function" and bool(call.inputs) and all(map(_is_size, call.inputs))
 
 
-def _saves_little(call: Call, known: Dict[Call, Whole], compiled: bool) -> bool:
+def _saves_little(call: Call, known: Dict[Call, Whole]) -> bool:
     """Tell whether autograd saves a byte a window for a call, or nothing."""
-    pools: Tuple[Type[nn.Module], ...] = (CompactAvgPool2d, CompactMaxPool2d, *((nn.MaxPool2d,) if compiled else ()))
-    is_light = call.is_move or call.is_join or bool(call.summands) or isinstance(call.module, pools)
+    is_pool = isinstance(call.module, (CompactAvgPool2d, CompactMaxPool2d))
+    is_light = call.is_move or call.is_join or bool(call.summands) or is_pool
     return _is_size(call) or (call in known and is_light)
 
 

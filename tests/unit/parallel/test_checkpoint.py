@@ -258,7 +258,7 @@ def test_compiled(every, whole):
     run = torch.compile(model, backend="eager") if whole else None
     found, wanted = ran(model, lambda model, x: at_once(model, x, run)), ran(plain, at_once)
     assert all(torch.allclose(a, b, rtol=1e-5, atol=1e-6) for a, b in zip(found, wanted))
-    assert len(frames) >= 2
+    assert len(frames) >= (2 if every == 2 else 1)
     with pytest.raises(Exception, match=r"torch.export cannot follow sc.checkpoint; export net = sc.checkpoint\(net"):
         torch.export.export(model, (inputs(),), strict=False)
 
