@@ -55,6 +55,7 @@ MENU: Dict[str, List[str]] = {
         "benchmarks/open-neuromorphic",
         "benchmarks/shd",
         "benchmarks/online",
+        "benchmarks/memory",
         "benchmarks/microcontrollers",
         "benchmarks/guides",
     ],

@@ -300,7 +300,7 @@ def _ended(end: End, net: nn.Module, *inputs: Any) -> None:
 
 def _compiled(group: Callable[..., Any], options: Dict[str, Any]) -> Callable[..., Any]:
     """A group, compiled. Torch's compiler wants gradients of a result in its layout only where that is an image's:
-    channels-last steps ``[T, B, C, H, W]`` leave it as images.
+    channels-last steps ``[T, B, C, H, W]`` leave it as images ``[T * B, C, H, W]``.
     """
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -323,9 +323,10 @@ def _compiled(group: Callable[..., Any], options: Dict[str, Any]) -> Callable[..
 
 
 def _is_last(value: Any) -> bool:
-    """True for steps of images that are channels-last."""
-    is_image = isinstance(value, Tensor) and value.ndim == 5 and not value.is_contiguous()
-    return is_image and value.permute(0, 1, 3, 4, 2).is_contiguous()
+    """True for steps of images or volumes that are channels-last."""
+    if not isinstance(value, Tensor) or value.ndim not in (5, 6) or value.is_contiguous():
+        return False
+    return value.permute(0, 1, *range(3, value.ndim), 2).is_contiguous()
 
 
 @uncompiled
