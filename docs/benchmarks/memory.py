@@ -7,6 +7,7 @@ On a GPU with spikecore-cupy. Each row is a line of JSON. ``kept`` is what torch
 and backward than before the step, ``peak`` the most that it has in forward and backward, both in MiB without weights
 and states of the optimiser; ``ms`` is the median of seven turns of five steps. With ``--wait`` forms are set up, and
 timed once a line comes on the standard input: several processes compile at a time, and are timed one after the other.
+``--time`` leaves out the memory, for which compiled forms are compiled a second time.
 """
 
 from __future__ import annotations
@@ -141,7 +142,9 @@ class Entered:
                 self.run.compile(fullgraph=True, dynamic=False)
         elif compiled:
             self.run = torch.compile(net, fullgraph=True, dynamic=False)
-        self.row: Dict[str, Any] = {"network": name, "form": form, **[self.memory() for _ in range(3)][-1]}
+        self.row: Dict[str, Any] = {"network": name, "form": form}
+        if "--time" not in sys.argv:
+            self.row.update([self.memory() for _ in range(3)][-1])
         for _ in range(6):
             self.step(self.x, self.y)
 
@@ -188,8 +191,11 @@ def table(path: Path) -> str:
         }
         eager, best = mine["ReLU, eager"], fastest["ReLU"]
         for row in (eager, *fastest.values()):
-            cells = [f"{row['kept']:,.0f}", f"{row['kept'] / eager['kept']:.3f}", f"{row['peak']:,.0f}"]
-            cells += [f"{row['peak'] / eager['peak']:.2f}", f"{row['ms']:.2f}", f"{row['ms'] / best['ms']:.2f}"]
+            cells = ["", "", "", ""]
+            if "kept" in row:
+                cells = [f"{row['kept']:,.0f}", f"{row['kept'] / eager['kept']:.3f}"]
+                cells += [f"{row['peak']:,.0f}", f"{row['peak'] / eager['peak']:.2f}"]
+            cells += [f"{row['ms']:.2f}", f"{row['ms'] / best['ms']:.2f}"]
             about = network.about if row is eager else ""
             lines.append(f"| {about} | {row['form']} | {' | '.join(cells)} |")
     return "\n".join(lines)
@@ -197,7 +203,7 @@ def table(path: Path) -> str:
 
 def main() -> None:
     """Rows of the forms of a network, or the table of a file."""
-    name, *forms = [word for word in sys.argv[1:] if word != "--wait"]
+    name, *forms = [word for word in sys.argv[1:] if word not in ("--wait", "--time")]
     if name == "table":
         print(table(Path(forms[0])))
         return
