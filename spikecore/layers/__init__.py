@@ -31,7 +31,14 @@ from spikecore.layers._fuse import fuse, unfuse
 from spikecore.layers._norm_neuron import NormNeuron, NormPlace
 from spikecore.layers._packed import PackedConv1d, PackedConv2d, PackedConv3d, PackedLinear
 from spikecore.layers._packing import adders, is_packed, pack, packable, unpack, whole_numbers
-from spikecore.layers._pooling import CompactAvgPool2d, CompactMaxPool1d, CompactMaxPool2d, CompactMaxPool3d, SumPool2d
+from spikecore.layers._pooling import (
+    CompactAvgPool2d,
+    CompactMaxPool1d,
+    CompactMaxPool2d,
+    CompactMaxPool3d,
+    SumPool2d,
+    keeps_little,
+)
 from spikecore.layers._psn import PSN, SlidingPSN
 from spikecore.layers._stateless import TEBN, TimeBatched, Voting, counts, makers, normalised, tdbn
 from spikecore.layers.delay import Delay
@@ -84,6 +91,7 @@ __all__ = [
     "fuse",
     "is_packed",
     "is_plain_norm",
+    "keeps_little",
     "linear",
     "makers",
     "normalised",

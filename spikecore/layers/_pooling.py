@@ -11,8 +11,8 @@ last one. Calls without a derivative, traced and transformed ones, and other inp
 
 In a graph of torch.compile maxima of any windows, in one to three dimensions, are operations that the compiler makes
 one kernel of in each direction (:class:`_InGraph`). Its own kernel for backward computes from an index where each
-maximum came from. Averages are left to torch there. A window of minus infinity alone that is padded has no gradient
-there.
+maximum came from, and it would keep the input of averages. A window of minus infinity alone that is padded has no
+gradient there.
 """
 
 from __future__ import annotations
@@ -48,7 +48,10 @@ class _Compact(nn.Module):
         if _is_compactable(pool) and _is_ours(input, pool):
             y: Tensor = _Pooling.apply(input, pair(pool.kernel_size), isinstance(self, nn.MaxPool2d))
             return y
-        if COMPILES and is_compiling() and not is_exporting() and _is_ours_in_graph(input, pool):
+        in_graph = COMPILES and is_compiling() and not is_exporting()
+        if in_graph and isinstance(self, nn.AvgPool2d) and _is_compactable(pool) and _is_usual(input, pool):
+            return _Pooling.apply(input, pair(pool.kernel_size), False)  # type: ignore[no-any-return]  # the means
+        if in_graph and _is_ours_in_graph(input, pool):
             return _InGraph.apply(input, *_windows(pool))  # type: ignore[no-any-return]  # the maxima
         return super().forward(input)  # type: ignore[no-any-return]  # torch's
 
@@ -245,6 +248,11 @@ def _is_compactable(pool: Any) -> bool:
     return pair(pool.dilation) == (1, 1) and not pool.return_indices and 1 < math.prod(window) <= _MOST
 
 
+def keeps_little(pool: nn.Module) -> bool:
+    """Tell whether eager calls of a pooling layer keep a byte for each window, or nothing."""
+    return isinstance(pool, (CompactAvgPool2d, CompactMaxPool2d)) and _is_compactable(pool)
+
+
 def _windows(pool: Any) -> Tuple[Tuple[int, ...], ...]:
     """Sizes, strides and paddings of the windows of maximum pooling, along each dimension."""
     settings = (pool.kernel_size, pool.stride or pool.kernel_size, pool.padding)
@@ -278,8 +286,13 @@ def _is_ours_in_graph(x: Tensor, pool: Any) -> bool:
 
 
 def _is_ours(x: Tensor, pool: Any) -> bool:
-    """True if a call is plain, has a derivative and at least one window; an image is as wide as a window."""
-    if not is_plain(x) or not (x.requires_grad and torch.is_grad_enabled()):
+    """True if a call is plain and has a derivative and at least one window."""
+    return is_plain(x) and x.requires_grad and _is_usual(x, pool)
+
+
+def _is_usual(x: Tensor, pool: Any) -> bool:
+    """True for images that are as wide as a window, where gradients are on."""
+    if not torch.is_grad_enabled():
         return False
     usual = x.ndim == 4 and x.is_floating_point() and x.layout is torch.strided and x.numel() > 0
     h, w = pair(pool.kernel_size)  # torch reports windows that are larger than an image

@@ -23,7 +23,7 @@ from spikecore.core.modules import makes_time
 from spikecore.core.neuron import Neuron
 from spikecore.encode import Poisson
 from spikecore.graph import CONVOLUTIONS, DROPOUTS, Call, Graph, function_of, readers_of
-from spikecore.layers import CompactAvgPool2d, CompactMaxPool2d, NormNeuron, SequenceDropout, whole_numbers
+from spikecore.layers import NormNeuron, SequenceDropout, keeps_little, whole_numbers
 from spikecore.stochastic import Stochastic
 
 #: Layers, and functions of torch, that draw random numbers.
@@ -186,7 +186,7 @@ def _is_size(call: Call) -> bool:
 
 def _saves_little(call: Call, known: Dict[Call, Whole]) -> bool:
     """Tell whether autograd saves a byte a window for a call, or nothing."""
-    is_pool = isinstance(call.module, (CompactAvgPool2d, CompactMaxPool2d))
+    is_pool = call.module is not None and keeps_little(call.module)
     is_light = call.is_move or call.is_join or bool(call.summands) or is_pool
     return _is_size(call) or (call in known and is_light)
 
