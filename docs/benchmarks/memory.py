@@ -178,7 +178,7 @@ class Entered:
 def table(path: Path) -> str:
     """The table of a file: forms beside ReLU, eager, in memory, and beside its fastest form in time."""
     rows = {(row["network"], row["form"]): row for row in json.loads(path.read_text(encoding="utf-8"))["rows"]}
-    lines = ["| network | form | kept, MiB | of ReLU's | peak, MiB | of ReLU's | ms | of ReLU's fastest |"]
+    lines = ["| network | form | kept, MiB | of ReLU's | peak, MiB | of ReLU's | ms | of ReLU's fastest here |"]
     lines.append("|---|---|---|---|---|---|---|---|")
     for name, network in NETWORKS.items():
         mine = {form: row for (other, form), row in rows.items() if other == name and "ms" in row}
