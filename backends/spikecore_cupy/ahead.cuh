@@ -48,24 +48,27 @@ template <int LATER> __device__ __forceinline__ void arrived() {
 #endif
 }
 
-// The places of a tensor: each thread of a block has one for its V numbers of each of T steps.
-template <typename S, int V, int T, int THREADS> struct Places { Pack<S, V> at[T * THREADS]; };
+// The places of a tensor: each thread of a block has one for its V numbers of each of T steps, of so many chunks.
+template <typename S, int V, int T, int THREADS, int CHUNKS> struct Places { Pack<S, V> at[CHUNKS * T * THREADS]; };
 
-// Those of this thread. The address of the first is found once.
-template <typename S, int V, int T, int THREADS> struct Ahead {
+// Those of this thread for one chunk, the first of them until `turn`. Their address is found once.
+template <typename S, int V, int T, int THREADS, int CHUNKS> struct Ahead {
 #ifdef __CUDA_ARCH__
-    unsigned first;
-    __device__ __forceinline__ Ahead(Places<S, V, T, THREADS>& places) {
+    unsigned first, now;
+    __device__ __forceinline__ Ahead(Places<S, V, T, THREADS, CHUNKS>& places) {
         first = (unsigned)__cvta_generic_to_shared(places.at + threadIdx.x);
         asm volatile("" : "+r"(first));
+        now = first;
     }
-    __device__ __forceinline__ unsigned place(int t) const { return first + t * (int)(THREADS * sizeof(S) * V); }
+    __device__ __forceinline__ void turn(int chunk) { now = first + chunk * (int)(T * THREADS * sizeof(S) * V); }
+    __device__ __forceinline__ unsigned place(int t) const { return now + t * (int)(THREADS * sizeof(S) * V); }
     __device__ __forceinline__ Pack<S, V> get(int t) const { return load_shared<Pack<S, V>>(place(t)); }
     __device__ __forceinline__ void fetch(int t, const S* from) const { fetch_shared<sizeof(S) * V>(place(t), from); }
 #else
-    Pack<S, V>* first;
-    Ahead(Places<S, V, T, THREADS>& places) : first(places.at + threadIdx.x) {}
-    Pack<S, V> get(int t) const { return first[t * THREADS]; }
-    void fetch(int t, const S* from) const { first[t * THREADS] = load<V>(from); }
+    Pack<S, V>*first, *now;
+    Ahead(Places<S, V, T, THREADS, CHUNKS>& places) : first(places.at + threadIdx.x), now(first) {}
+    void turn(int chunk) { now = first + chunk * T * THREADS; }
+    Pack<S, V> get(int t) const { return now[t * THREADS]; }
+    void fetch(int t, const S* from) const { now[t * THREADS] = load<V>(from); }
 #endif
 };

@@ -36,6 +36,11 @@ LENGTH = f"{WHOLE} ? T : T - 1"
 #: Number of chunks, and of those with T steps.
 _COUNTS = "const int chunks = (steps + T - 1) / T, longer = steps - chunks * (T - 1);"
 _IS_WHOLE = f"const bool {WHOLE} = chunk < longer;"
+#: Of the chunk that is fetched, whether it has T steps, and where it begins.
+_NEXT = [
+    "const bool next_whole = coming < longer;",
+    "const int next = coming * (T - 1) + (next_whole ? coming : longer);",
+]
 
 
 def longest(program: Program, spec: Spec) -> int:
@@ -97,13 +102,14 @@ class ChunkWriter(Writer):
             return list(chunk)
         first = ["if (chunk) {", *indented(before), "}"] if before else []
         loop = "for (int chunk = 0; chunk < chunks; ++chunk) {"
-        if self.form.ahead:
-            coming = ["const bool more = chunk + 1 < chunks, next_whole = chunk + 1 < longer;"]
-            coming.append(f"const int next = begin + ({LENGTH});")
-            inner = [_IS_WHOLE, *coming, *first, *chunk, "begin = next;"]
-            start = ["{", *indented(["const bool more = true, next_whole = true;", "const int next = 0;"])]
-            start += [*indented(self._first_chunk()), "}"]
-            return [_COUNTS, *start, "int begin = 0;", loop, *indented(inner), "}"]
+        ahead = self.form.ahead
+        if ahead:
+            head = f"for (int coming = 0; coming < {ahead}; ++coming) {{"
+            start = ["const bool more = coming < chunks;", *_NEXT, *self._first_chunks()]
+            coming = [f"const int coming = chunk + {ahead};", "const bool more = coming < chunks;", *_NEXT]
+            inner = [_IS_WHOLE, *coming, *self._turns("chunk"), *first, *chunk, f"begin += {LENGTH};"]
+            before_it = ["#pragma unroll 1", head, *indented(start), "}"]
+            return [_COUNTS, *before_it, "int begin = 0;", loop, *indented(inner), "}"]
         inner = [_IS_WHOLE, *first, *chunk, f"begin += {LENGTH};"]
         return [_COUNTS, "int begin = 0;", loop, *indented(inner), "}"]
 
@@ -112,13 +118,14 @@ class ChunkWriter(Writer):
         if self.fixed:
             return list(chunk)
         loop = "for (int chunk = chunks - 1; chunk >= 0; --chunk) {"
-        if self.form.ahead:
-            coming = ["const bool more = chunk > 0, next_whole = chunk - 1 < longer;"]
-            coming.append("const int next = begin - (next_whole ? T : T - 1);")
-            inner = [_IS_WHOLE, f"begin -= {LENGTH};", *coming, *chunk]
-            start = ["const int chunk = chunks;", "const bool more = true, next_whole = chunks <= longer;"]
-            start += ["const int next = steps - (next_whole ? T : T - 1);", *self._first_chunk()]
-            return [_COUNTS, "{", *indented(start), "}", "int begin = steps;", loop, *indented(inner), "}"]
+        ahead = self.form.ahead
+        if ahead:
+            head = f"for (int coming = chunks - 1; coming >= chunks - {ahead}; --coming) {{"
+            start = ["const bool more = coming >= 0;", *_NEXT, *self._first_chunks()]
+            coming = [f"const int coming = chunk - {ahead};", "const bool more = coming >= 0;", *_NEXT]
+            inner = [_IS_WHOLE, f"begin -= {LENGTH};", *coming, *self._turns("chunk"), *chunk]
+            before_it = ["#pragma unroll 1", head, *indented(start), "}"]
+            return [_COUNTS, *before_it, "int begin = steps;", loop, *indented(inner), "}"]
         waits = ["BLOCK_WAIT();"] if self.form.together else []
         inner = [*waits, _IS_WHOLE, f"begin -= {LENGTH};", *chunk]
         return [_COUNTS, "int begin = steps;", loop, *indented(inner), "}"]
@@ -160,7 +167,7 @@ class ChunkWriter(Writer):
 
     def wait(self) -> str:
         """The line that waits for the oldest group that was fetched: each loop over a chunk has as many."""
-        return f"arrived<{self.loops} * ((T + TOGETHER - 1) / TOGETHER) - 1>();"
+        return f"arrived<{self.loops * self.form.ahead} * ((T + TOGETHER - 1) / TOGETHER) - 1>();"
 
     def _from(self, streams: Sequence[Stream], backwards: bool) -> List[str]:
         """Lines that say where the first step that a loop fetches is, in each tensor."""
@@ -186,9 +193,9 @@ class ChunkWriter(Writer):
         loop = ["if (more) {", *indented(["#pragma unroll", head, *indented(lines), "}"]), "}"] if lines else []
         return [f"if ({self._is_first(not backwards)}) {{", *indented([*loop, "chunk_fetched();"]), "}"]
 
-    def _first_chunk(self) -> List[str]:
-        """Lines that fetch what the first chunk reads."""
-        lines = self.fetched_states()
+    def _first_chunks(self) -> List[str]:
+        """Lines that fetch what one of the first chunks reads."""
+        lines = [*self._turns("(coming < 0 ? 0 : coming)"), *self.fetched_states()]
         for streams, backwards in self._fetched:
             lines += self._from(streams, backwards)
             lines += over_steps(self._fetches(streams, backwards), "", backwards)
@@ -198,9 +205,22 @@ class ChunkWriter(Writer):
         """Lines that fetch the checkpoints of the next chunk."""
         lines = []
         for name in self.states_ahead:
-            place = self.saved_at(name, "chunk - 2")
+            place = self.saved_at(name, "coming - 1")
             lines.append(f"{self.ahead(self.state(name))}.fetch(0, {place});")
-        return ["if (chunk > 1) {", *indented(lines), "}"] if lines else []
+        return ["if (coming > 0) {", *indented(lines), "}"] if lines else []
+
+    def _turns(self, chunk: str) -> List[str]:
+        """Lines that turn to the places of a chunk, where there are places for several."""
+        count = self.form.ahead
+        if count == 1:
+            return []
+        return [f"{self.ahead(name)}.turn({chunk} % {count});" for name, _, _ in self._fetched_tensors()]
+
+    def _fetched_tensors(self) -> List[Tuple[str, str, str]]:
+        """What is fetched: the names, types and steps of each."""
+        streams = [stream for several, _ in self._fetched for stream in several]
+        kinds = [(stream.name, stream.kind, "T") for stream in streams]
+        return [*kinds, *((self.state(name), self.real, "1") for name in self.states_ahead)]
 
     def ahead(self, name: str) -> str:
         """The places in shared memory of a tensor."""
@@ -208,13 +228,11 @@ class ChunkWriter(Writer):
 
     def _places(self) -> List[str]:
         """The declarations of places in shared memory."""
-        streams = [stream for several, _ in self._fetched for stream in several]
-        kinds = [(stream.name, stream.kind, "T") for stream in streams]
-        kinds += [(self.state(name), self.real, "1") for name in self.states_ahead]
-        lines = []
-        for name, kind, count in kinds:
-            sizes, places = f"<{kind}, V, {count}, {self.form.threads}>", self.unique(f"{name}_places")
-            lines += [f"BLOCK_SHARED Places{sizes} {places};", f"const Ahead{sizes} {self.ahead(name)}({places});"]
+        lines, several = [], self.form.ahead
+        const = "const " if several == 1 else ""
+        for name, kind, count in self._fetched_tensors():
+            sizes, places = f"<{kind}, V, {count}, {self.form.threads}, {several}>", self.unique(f"{name}_places")
+            lines += [f"BLOCK_SHARED Places{sizes} {places};", f"{const}Ahead{sizes} {self.ahead(name)}({places});"]
         return lines
 
     # -- steps in shared memory, where the form says so

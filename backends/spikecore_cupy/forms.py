@@ -78,8 +78,8 @@ MULTIPROCESSORS = 132
 class Size(NamedTuple):
     """Choices of :func:`size_of`."""
 
-    #: True if the kernel fetches a chunk while it computes the one before it.
-    ahead: bool = False
+    #: Chunks that the kernel fetches before it computes them.
+    ahead: int = 0
     #: True if divisions of all of a thread's neurons are verified together.
     at_once: bool = False
 
@@ -128,7 +128,7 @@ def in_chunks(plan: Plan, form: Form, length: int) -> Form:
     form = form._replace(length=length)
     if form.ahead and _fits_ahead(plan, form):
         return form._replace(blocks=4) if isinstance(plan, ForwardPlan) else form
-    form = form._replace(ahead=False)
+    form = form._replace(ahead=0)
     if plan.compute != torch.float32 or normalises(plan):
         return form
     if isinstance(plan, ForwardPlan):
@@ -157,13 +157,13 @@ def size_of(plan: Plan, neurons: int) -> Size:
         return Size()
     many, few = len(plan.program.states) > 1, FEWEST <= neurons < 2 * FEWEST
     if isinstance(plan, ForwardPlan):
-        return Size(neurons >= FEWEST and (many or neurons < 4 * FEWEST), few)
-    return Size(many or bool(plan.learn) or neurons < 8 * FEWEST, few)
+        return Size(int(neurons >= FEWEST and (many or neurons < 4 * FEWEST)), few)
+    return Size(int(many or bool(plan.learn) or neurons < 8 * FEWEST), few)
 
 
 def _fits_ahead(plan: Plan, form: Form) -> bool:
     """True if a thread copies 4 bytes at least, and a block needs no leave for its places in shared memory."""
-    if form.staged or form.together or form.width == 1:
+    if form.staged or form.together:
         return False
     stored, real = torch.finfo(plan.dtype).bits // 8, torch.finfo(plan.compute).bits // 8
     size = len(plan.program.inputs) * form.length * stored
@@ -171,7 +171,7 @@ def _fits_ahead(plan: Plan, form: Form) -> bool:
         size += form.length * (sum(plan.outputs) * stored + len(plan.trace) * real) + len(plan.recomputed_states) * real
         size += real if plan.learn else 0  # parts of sums
         size += form.length * real if plan.summed else 0
-    return size * form.width * form.threads <= SHARED
+    return form.width * stored >= 4 and form.ahead * size * form.width * form.threads <= SHARED
 
 
 def beside_of(plan: Plan) -> Optional[Beside]:

@@ -115,8 +115,8 @@ class Form(NamedTuple):
     grid: int = 0
     #: True if the adjoint recomputes the values of a step where that saves registers.
     again: bool = False
-    #: True if the steps of a chunk are fetched into shared memory while the chunk before it is computed.
-    ahead: bool = False
+    #: Chunks whose steps are fetched into shared memory before they are computed; 0 if none is.
+    ahead: int = 0
     #: True if divisions by numbers that are the same at each step are verified for all of a thread's neurons together.
     at_once: bool = False
 
