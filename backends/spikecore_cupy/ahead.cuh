@@ -33,6 +33,20 @@ template <typename P> __device__ __forceinline__ P load_shared(unsigned from) {
     }
     return *reinterpret_cast<P*>(&words);
 }
+template <typename P> __device__ __forceinline__ void store_shared(unsigned to, const P& pack) {
+    struct alignas(sizeof(P)) { unsigned at[sizeof(P) / 4]; } words;
+    *reinterpret_cast<P*>(&words) = pack;
+    if constexpr (sizeof(P) == 4) {
+        asm volatile("st.shared.u32 [%0], %1;" :: "r"(to), "r"(words.at[0]));
+    } else if constexpr (sizeof(P) == 8) {
+        asm volatile("st.shared.v2.u32 [%0], {%1, %2};" :: "r"(to), "r"(words.at[0]), "r"(words.at[1]));
+    } else {
+        asm volatile(
+            "st.shared.v4.u32 [%0], {%1, %2, %3, %4};"
+            :: "r"(to), "r"(words.at[0]), "r"(words.at[1]), "r"(words.at[2]), "r"(words.at[3])
+        );
+    }
+}
 #endif
 
 // What this thread fetched since the last call is a group.
@@ -63,12 +77,14 @@ template <typename S, int V, int T, int THREADS, int CHUNKS> struct Ahead {
     __device__ __forceinline__ void turn(int chunk) { now = first + chunk * (int)(T * THREADS * sizeof(S) * V); }
     __device__ __forceinline__ unsigned place(int t) const { return now + t * (int)(THREADS * sizeof(S) * V); }
     __device__ __forceinline__ Pack<S, V> get(int t) const { return load_shared<Pack<S, V>>(place(t)); }
+    __device__ __forceinline__ void put(int t, const Pack<S, V>& pack) const { store_shared(place(t), pack); }
     __device__ __forceinline__ void fetch(int t, const S* from) const { fetch_shared<sizeof(S) * V>(place(t), from); }
 #else
     Pack<S, V>*first, *now;
     Ahead(Places<S, V, T, THREADS, CHUNKS>& places) : first(places.at + threadIdx.x), now(first) {}
     void turn(int chunk) { now = first + chunk * T * THREADS; }
     Pack<S, V> get(int t) const { return now[t * THREADS]; }
+    void put(int t, const Pack<S, V>& pack) const { now[t * THREADS] = pack; }
     void fetch(int t, const S* from) const { now[t * THREADS] = load<V>(from); }
 #endif
 };

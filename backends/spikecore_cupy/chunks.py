@@ -25,7 +25,7 @@ from typing import Any, List, Sequence, Tuple
 import torch
 
 from spikecore.backend import Spec
-from spikecore.kernels.writing import indented
+from spikecore.kernels.writing import STORED, indented
 from spikecore.lang import Program
 from spikecore_cupy.text import Stream, over_steps
 from spikecore_cupy.writer import Writer
@@ -76,6 +76,10 @@ class ChunkWriter(Writer):
         #: Streams that are fetched ahead, by the loop over the steps of a chunk that reads them, and True for a
         #: backward loop.
         self._fetched: List[Tuple[Sequence[Stream], bool]] = []
+        #: What is put into shared memory for a later loop: names, types and steps.
+        self._aside: List[Tuple[str, str, str]] = []
+        #: Declarations of the places of the next numbers that are stored, where chunks are fetched ahead.
+        self._moving: List[str] = []
         if self.form.ahead:
             self.header = "ahead.cuh"
 
@@ -108,7 +112,7 @@ class ChunkWriter(Writer):
             start = ["const bool more = coming < chunks;", *_NEXT, *self._first_chunks()]
             coming = [f"const int coming = chunk + {ahead};", "const bool more = coming < chunks;", *_NEXT]
             inner = [_IS_WHOLE, *coming, *self._turns("chunk"), *first, *chunk, f"begin += {LENGTH};"]
-            before_it = ["#pragma unroll 1", head, *indented(start), "}"]
+            before_it = [*self._moving, "#pragma unroll 1", head, *indented(start), "}"]
             return [_COUNTS, *before_it, "int begin = 0;", loop, *indented(inner), "}"]
         inner = [_IS_WHOLE, *first, *chunk, f"begin += {LENGTH};"]
         return [_COUNTS, "int begin = 0;", loop, *indented(inner), "}"]
@@ -124,7 +128,7 @@ class ChunkWriter(Writer):
             start = ["const bool more = coming >= 0;", *_NEXT, *self._first_chunks()]
             coming = [f"const int coming = chunk - {ahead};", "const bool more = coming >= 0;", *_NEXT]
             inner = [_IS_WHOLE, f"begin -= {LENGTH};", *coming, *self._turns("chunk"), *chunk]
-            before_it = ["#pragma unroll 1", head, *indented(start), "}"]
+            before_it = [*self._moving, "#pragma unroll 1", head, *indented(start), "}"]
             return [_COUNTS, *before_it, "int begin = steps;", loop, *indented(inner), "}"]
         waits = ["BLOCK_WAIT();"] if self.form.together else []
         inner = [*waits, _IS_WHOLE, f"begin -= {LENGTH};", *chunk]
@@ -143,16 +147,20 @@ class ChunkWriter(Writer):
         numbers = []
         for stream in streams:
             at_t = self.of_step(stream.name)
+            again = self.unique(f"{stream.name}_again")
             if stream not in new:
-                numbers.append(f"const auto {at_t} = {stream.name}[t];")
+                where = f"{self.ahead(again)}.get(t)" if self.form.aside else f"{stream.name}[t]"
+                numbers.append(f"const auto {at_t} = {where};")
                 continue
             numbers.append(f"const auto {at_t} = {self.ahead(stream.name)}.get(t);")
             if stream.name in self.twice:
-                numbers.append(f"{stream.name}[t] = {at_t};")
+                aside = self.form.aside
+                numbers.append(self.put_aside(again, stream.kind, at_t) if aside else f"{stream.name}[t] = {at_t};")
         self._fetched.append((new, backwards))
         inner = [f"if ({self._is_first(backwards)}) {self.wait()}"]
         inner += [f"if (t < T - 1 || {WHOLE}) {{", *indented([*numbers, *lines]), "}"]
-        registers = [f"Pack<{stream.kind}, V> {stream.name}[T];" for stream in new if stream.name in self.twice]
+        several = () if self.form.aside else self.twice
+        registers = [f"Pack<{stream.kind}, V> {stream.name}[T];" for stream in new if stream.name in several]
         return [
             *registers,
             *self._from(new, backwards),
@@ -209,6 +217,15 @@ class ChunkWriter(Writer):
             lines.append(f"{self.ahead(self.state(name))}.fetch(0, {place});")
         return ["if (coming > 0) {", *indented(lines), "}"] if lines else []
 
+    def kept_of_step(self, name: str) -> str:
+        """What is kept of step t."""
+        return self.unique(f"{name}_t") if self.form.aside else f"{name}[t]"
+
+    def put_aside(self, name: str, kind: str, value: str) -> str:
+        """The line that puts numbers of step t into shared memory, where a later loop over these steps finds them."""
+        self._aside.append((name, kind, "T"))
+        return f"{self.ahead(name)}.put(t, {value});"
+
     def _turns(self, chunk: str) -> List[str]:
         """Lines that turn to the places of a chunk, where there are places for several."""
         count = self.form.ahead
@@ -228,9 +245,10 @@ class ChunkWriter(Writer):
 
     def _places(self) -> List[str]:
         """The declarations of places in shared memory."""
-        lines, several = [], self.form.ahead
-        const = "const " if several == 1 else ""
-        for name, kind, count in self._fetched_tensors():
+        lines, fetched = [], self._fetched_tensors()
+        for name, kind, count in [*fetched, *self._aside]:
+            several = self.form.ahead if (name, kind, count) in fetched else 1
+            const = "const " if several == 1 else ""
             sizes, places = f"<{kind}, V, {count}, {self.form.threads}, {several}>", self.unique(f"{name}_places")
             lines += [f"BLOCK_SHARED Places{sizes} {places};", f"{const}Ahead{sizes} {self.ahead(name)}({places});"]
         return lines
@@ -259,14 +277,20 @@ class ChunkWriter(Writer):
             return []
         return [f"const auto {self.of_step(stream.name)} = {stream.name}.get(t);" for stream in streams]
 
-    def store_step(self, name: str, group: str, index: int, value: str) -> str:
-        """The line that stores this thread's numbers of a step."""
+    def store_step(self, name: str, group: str, index: int, value: str, backwards: bool = False) -> List[str]:
+        """Lines that store this thread's numbers of a step."""
+        if self.form.ahead:
+            place, sign = self.unique(f"{name}_place"), "-" if backwards else "+"
+            first = self.all(name, group, index, "(steps - 1)" if backwards else "0")
+            self._moving.append(f"{self.stored if group in STORED else self.real}* {place} = {first};")
+            step = self.stride(name, group, index)
+            return [self.store(place, value), f"{place} {sign}= {step};", f"hold({place});"]
         if not self.form.staged:
-            return self.store(self.all(name, group, index), value)
+            return [self.store(self.all(name, group, index), value)]
         # where an input was: its numbers of this step have been read, by this thread
         buffer = self._buffers[len(self._written)]
         self._written = [*self._written, self.argument(name, "pointer", group, index)]
-        return f"{buffer}.put(t, {value});"
+        return [f"{buffer}.put(t, {value});"]
 
     def written(self) -> List[str]:
         """Lines that copy what a chunk stored from shared memory."""

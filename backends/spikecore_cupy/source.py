@@ -97,10 +97,10 @@ class ForwardWriter(ChunkWriter):
         """Stores of a step's outputs and of what is recorded."""
         lines = []
         for k, (out, tensor) in enumerate(zip(self._outs, self._tensors)):
-            lines.append(self.store_step(tensor, "outputs", k, out))
+            lines += self.store_step(tensor, "outputs", k, out)
         for k, state in enumerate(self.plan.record):
             name = self.state(state)
-            lines.append(self.store(self.all(f"{name}_trace", "trace", k), name))
+            lines += self.store_step(f"{name}_trace", "trace", k, name)
         return lines
 
 
@@ -211,14 +211,19 @@ class BackwardWriter(ChunkWriter):
                 first = ["if (chunk == 0) {", *indented(first), "} else {", *indented([saved]), "}"]
             lines += [self.pack(state), *first]
         lines += self.fetched_states()
-        lines += [f"Pack<{self.real}, V> {name}[T];" for name in self._kept.values()]
-        targets = [*(f"{state}[j]" for state in states), *(f"{name}[t][j]" for name in self._kept.values())]
+        kept = [self.kept_of_step(name) for name in self._kept.values()]
+        if not self.form.aside:
+            lines += [f"Pack<{self.real}, V> {name}[T];" for name in self._kept.values()]
+        targets = [*(f"{state}[j]" for state in states), *(f"{name}[j]" for name in kept)]
         body = over_neurons([self.call(step, targets, {})])
         if step.template:
             following = [self.unique(f"{state}_following") for state in states]
             body = [self.pack(name) for name in following]
             body += self.each(step, [*(f"{name}[j]" for name in following), *targets[len(states) :]], {})
             body += [f"{state} = {new};" for state, new in zip(states, following)]
+        if self.form.aside:
+            body = [*map(self.pack, kept), *body]
+            body += [self.put_aside(name, self.real, value) for name, value in zip(self._kept.values(), kept)]
         if self.stored != self.real and not (self.form.staged or ahead):
             # 16-bit numbers stay two to a register until this line
             body = [*(f"hold({stream.name}[t]);" for stream in inputs), *body]
@@ -256,7 +261,7 @@ class BackwardWriter(ChunkWriter):
 
     def _adjoint_step(self, adjoint: Function, copies: Dict[Node, str]) -> List[str]:
         """One step backwards of all neurons of a thread."""
-        where = {node: f"{name}[t][j]" for node, name in self._kept.items()}
+        where = {node: f"{self.kept_of_step(name)}[j]" for node, name in self._kept.items()}
         where.update((node, name if node in self.shared else f"{name}[j]") for node, name in copies.items())
         for k in range(len(self.program.outputs)):
             leaf = output_cotangent(k)
@@ -283,7 +288,10 @@ class BackwardWriter(ChunkWriter):
         # without, the compiler computes what does not depend on later steps for all steps first, and runs out of
         # registers
         holds = [f"hold({carried}[j]);" for carried in self._carried.values()]
-        holds += [f"hold({name}[t][j]);" for name in self._kept.values()]
+        if self.form.aside:
+            lines += [f"const auto {self.kept_of_step(name)} = {self.ahead(name)}.get(t);" for name in self._kept.values()]
+        else:
+            holds += [f"hold({name}[t][j]);" for name in self._kept.values()]
         if adjoint.template:
             # what it adds to may be added once
             targets.append("plain")
@@ -293,7 +301,9 @@ class BackwardWriter(ChunkWriter):
             inner.insert(0, f"{self.real} {', '.join(self.unique(f'{name}_j') for name in grads)};")
             inner += [f"{name}.set(j, rounded<{self.stored}>({self.unique(f'{name}_j')}));" for name in grads]
         lines += over_neurons(inner)
-        return [*lines, *(self.store_step(f"{g}s", "grad_inputs", k, g) for k, g in enumerate(grads))]
+        for k, name in enumerate(grads):
+            lines += self.store_step(f"{name}s", "grad_inputs", k, name, backwards=True)
+        return lines
 
     def _input_sums(self) -> List[str]:
         """Lines that add up, over a block, the gradients of a chunk's steps of inputs that broadcast."""

@@ -185,7 +185,12 @@ template <typename S, int V> __device__ __forceinline__ void hold(Halves<S, V>& 
     for (int k = 0; k < V / 2; ++k) asm volatile("" : "+r"(x.words[k]));
 }
 template <typename S> __device__ __forceinline__ void hold(Pack<S, 1>&) {}
-template <typename S> __device__ __forceinline__ void hold(const S*& x) { asm volatile("" : "+l"(x)); }
+template <typename S> __device__ __forceinline__ void hold(S*& x) {
+    // a pointer of which nothing is known would be no pointer to global memory
+    size_t at = __cvta_generic_to_global(x);
+    asm volatile("" : "+l"(at));
+    x = static_cast<S*>(__cvta_global_to_generic(at));
+}
 #else
 template <typename R> inline void hold(R&) {}
 #endif

@@ -117,6 +117,8 @@ class Form(NamedTuple):
     again: bool = False
     #: Chunks whose steps are fetched into shared memory before they are computed; 0 if none is.
     ahead: int = 0
+    #: True if what backward keeps of the steps of a chunk lies in shared memory, where chunks are fetched ahead.
+    aside: bool = False
     #: True if divisions by numbers that are the same at each step are verified for all of a thread's neurons together.
     at_once: bool = False
 
