@@ -19,10 +19,9 @@ from spikecore.kernels import (
 from spikecore.kernels.writing import BACKWARD_GROUPS, FORWARD_GROUPS
 from spikecore.lang import Program
 from spikecore_cupy import CAPABILITIES
-from spikecore_cupy.chunks import longest
 from spikecore_cupy.device import Kernel
 from spikecore_cupy.feedback_shape import length_of, takes
-from spikecore_cupy.forms import form_of
+from spikecore_cupy.forms import form_of, longest
 from spikecore_cupy.launcher import FeedbackLauncher, Launcher, print_feedback, shapes_for
 from spikecore_cupy.packing import Packer
 from spikecore_cupy.source import print_kernel

@@ -24,9 +24,7 @@ from typing import Any, List, Sequence, Tuple
 
 import torch
 
-from spikecore.backend import Spec
 from spikecore.kernels.writing import STORED, indented
-from spikecore.lang import Program
 from spikecore_cupy.text import Stream, over_steps
 from spikecore_cupy.writer import Writer
 
@@ -41,16 +39,6 @@ _NEXT = [
     "const bool next_whole = coming < longer;",
     "const int next = coming * (T - 1) + (next_whole ? coming : longer);",
 ]
-
-
-def longest(program: Program, spec: Spec) -> int:
-    """Steps of a chunk at most, where there are several: the same for forward and backward, which share checkpoints.
-
-    Backward keeps some values of every step of a chunk in registers, and a checkpoint is memory to write and to read:
-    with 16 bits of memory one of two states costs 16 bytes beside the 10 of each step, written and read. On an H100,
-    two states in bfloat16: chunks of 10 steps 0.70 to 0.79 of a copy's speed, of 16, fetched ahead, 0.77 to 0.86.
-    """
-    return 12 if spec.dtype == spec.compute or program.normalised or program.seeds else 16
 
 
 def chunk_length(steps: int, most: int) -> int:

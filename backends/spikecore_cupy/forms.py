@@ -4,13 +4,16 @@ apart the groups of neurons of a thread are.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import lru_cache
 from math import gcd
-from typing import NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 
-from spikecore.kernels import BackwardPlan, ForwardPlan, smallest_cut
-from spikecore_cupy.chunks import longest
+from spikecore.backend import Spec
+from spikecore.kernels import BackwardPlan, ForwardPlan, every_gradient, smallest_cut
+from spikecore.lang import Program, topological
 from spikecore_cupy.derivative import Plan, derivative, inputs_in_halves, normalises
 from spikecore_cupy.text import BLOCK, Form
 
@@ -75,13 +78,42 @@ FEWEST = 2**16
 MULTIPROCESSORS = 132
 
 
+#: Threads of a block that fetches ahead: places in shared memory are then small enough for four neurons of a thread.
+FETCHING = 64
+#: Steps of a chunk at most.
+LONGEST = 16
+#: Bytes of shared memory of each of five blocks of a multiprocessor.
+FIFTH = 45056
+
+
+@lru_cache(maxsize=256)
+def longest(program: Program, spec: Spec) -> int:
+    """Steps of a chunk at most, where there are several: the same for forward and backward, which share checkpoints.
+
+    A checkpoint is memory to write and to read: with 16 bits of memory one of two states costs 16 bytes beside the 10
+    of each step, written and read. What backward keeps of every step of a chunk takes registers, or shared memory.
+    """
+    if spec.compute == torch.float64 or program.normalised or program.seeds:
+        return 12
+    if spec.steps or spec.dtype == spec.compute:
+        return LONGEST
+    every = replace(every_gradient(program, spec, False), trace=(), final=False)
+    form = Form(4, ahead=1, aside=True, threads=FETCHING)
+    lengths = [n for n in range(LONGEST, 11, -1) if _places(every, form._replace(length=n)) * 4 * FETCHING <= FIFTH]
+    return lengths[0] if lengths else LONGEST
+
+
 class Size(NamedTuple):
-    """Choices of :func:`size_of`."""
+    """Choices of :func:`size_of`, which a form has, too."""
 
     #: Chunks that the kernel fetches before it computes them.
     ahead: int = 0
     #: True if divisions of all of a thread's neurons are verified together.
     at_once: bool = False
+    #: True if what backward keeps lies in shared memory.
+    aside: bool = False
+    #: Threads of a block at most.
+    threads: int = BLOCK
 
 
 class Beside(NamedTuple):
@@ -113,7 +145,8 @@ def form_of(plan: Plan) -> Form:
         # what is kept, and what a step needs beside it; with five blocks two states in float32 spilled registers, and
         # with six two states in bfloat16
         blocks = min(6, int(65536 // (BLOCK * (24 + width * _registers_of_chunk(plan)))))
-    return Form(width, longest(plan.program, plan.spec), blocks if blocks == 6 else 0)
+    form = Form(width, longest(plan.program, plan.spec), blocks if blocks == 6 else 0)
+    return form._replace(width=4) if _keeps_aside(plan, form) else form
 
 
 def in_chunks(plan: Plan, form: Form, length: int) -> Form:
@@ -127,8 +160,8 @@ def in_chunks(plan: Plan, form: Form, length: int) -> Form:
     """
     form = form._replace(length=length)
     if form.ahead and _fits_ahead(plan, form):
-        return form._replace(blocks=4) if isinstance(plan, ForwardPlan) else form
-    form = form._replace(ahead=0)
+        return form._replace(blocks=4 if isinstance(plan, ForwardPlan) else 0)
+    form = form._replace(ahead=0, aside=False)
     if plan.compute != torch.float32 or normalises(plan):
         return form
     if isinstance(plan, ForwardPlan):
@@ -142,36 +175,69 @@ def in_chunks(plan: Plan, form: Form, length: int) -> Form:
 
 
 def size_of(plan: Plan, neurons: int) -> Size:
-    """Choices of the kernel for so many neurons that differ from those for many, if its form allows.
+    """Choices of the kernel for so many neurons, if its form allows."""
+    return sizes_of(plan, form_of(plan))(neurons)
 
-    Ahead: of a copy's speed in bfloat16 on an H100, forward over 700 steps of 96,000 neurons LIF 0.88 and without 0.72,
-    two states 0.86 and 0.70, three 0.79 and 0.56. Of 700,000 neurons threads hide each other's waiting: LIF 0.89 and
-    0.91; with three states, whose steps take longer, 0.81 and 0.77. Backward with two and three states 0.78 to 0.87 and
-    0.59 to 0.81; with a learnt tau 0.92 to 0.94 and 0.72 to 0.85; LIF over 250 steps 0.91 and 0.77, over 97 steps 0.90
-    and 0.93.
 
-    Divisions at once: of few warps each waits for itself. Forward with a tau of each channel, 82,000 neurons 0.74
-    and 0.67, 66,000 neurons 0.64 and 0.60; with more neurons 0.79 to 0.84 and 0.80 to 0.86.
-    """
-    if plan.dtype == plan.compute or plan.spec.steps or normalises(plan) or "step" in plan.broadcast:
-        return Size()
-    many, few = len(plan.program.states) > 1, FEWEST <= neurons < 2 * FEWEST
-    if isinstance(plan, ForwardPlan):
-        return Size(int(neurons >= FEWEST and (many or neurons < 4 * FEWEST)), few)
-    return Size(int(many or bool(plan.learn) or neurons < 8 * FEWEST), few)
+def sizes_of(plan: Plan, form: Form) -> Callable[[int], Size]:
+    """Choices of a plan's kernel for numbers of neurons that differ from those for others, if its form allows."""
+    always = Size(threads=form.threads)
+    real = torch.finfo(plan.compute).bits // 8
+    if real == 8 or plan.spec.steps or normalises(plan) or "step" in plan.broadcast or form.staged or form.together:
+        return lambda neurons: always
+    halves, aside, threads = plan.dtype != plan.compute, _keeps_aside(plan, form), _fetching(plan)
+    fewest = 0 if halves and isinstance(plan, BackwardPlan) else FEWEST // 2
+
+    def size(neurons: int) -> Size:
+        few = halves and FEWEST <= neurons < 2 * FEWEST
+        return Size(1, few, aside and neurons > 2 * FEWEST, threads) if neurons >= fewest else Size()
+
+    return size
+
+
+def _fetching(plan: Plan) -> int:
+    """Threads of a block that fetches ahead."""
+    if not isinstance(plan, BackwardPlan):
+        return FETCHING
+    # what a block adds up is arranged over more of them
+    channels = any(plan.kinds[name] == "channel" for name in plan.learn)
+    return BLOCK if channels or plan.summed else FETCHING
+
+
+def _keeps_aside(plan: Plan, form: Form) -> bool:
+    """True if shared memory has a place for what four neurons of a thread keep of a chunk, in 16 bits."""
+    if plan.spec.steps or not isinstance(plan, BackwardPlan) or plan.dtype == plan.compute or _fetching(plan) == BLOCK:
+        return False
+    return _fits_ahead(plan, form._replace(width=4, ahead=1, aside=True, threads=FETCHING))
 
 
 def _fits_ahead(plan: Plan, form: Form) -> bool:
     """True if a thread copies 4 bytes at least, and a block needs no leave for its places in shared memory."""
     if form.staged or form.together:
         return False
+    stored = torch.finfo(plan.dtype).bits // 8
+    return form.width * stored >= 4 and _places(plan, form) * form.width * form.threads <= SHARED
+
+
+def _places(plan: Plan, form: Form) -> int:
+    """Bytes of shared memory for a neuron."""
     stored, real = torch.finfo(plan.dtype).bits // 8, torch.finfo(plan.compute).bits // 8
-    size = len(plan.program.inputs) * form.length * stored
+    size = form.ahead * len(plan.program.inputs) * form.length * stored
     if isinstance(plan, BackwardPlan):
-        size += form.length * (sum(plan.outputs) * stored + len(plan.trace) * real) + len(plan.recomputed_states) * real
+        arriving = sum(plan.outputs) * stored + len(plan.trace) * real
+        size += form.ahead * (form.length * arriving + len(plan.recomputed_states) * real)
+        size += form.length * _kept_bytes(plan) if form.aside else 0
         size += real if plan.learn else 0  # parts of sums
         size += form.length * real if plan.summed else 0
-    return form.width * stored >= 4 and form.ahead * size * form.width * form.threads <= SHARED
+    return size
+
+
+def _kept_bytes(plan: BackwardPlan) -> int:
+    """Bytes of what the adjoint of a step takes of that step's recomputation, and of inputs that both read."""
+    roots = derivative(plan).roots
+    cut = smallest_cut(roots)
+    inputs = [node for node in topological(roots, known=cut) if node.op == "input"]
+    return (len(cut) * torch.finfo(plan.compute).bits + len(inputs) * torch.finfo(plan.dtype).bits) // 8
 
 
 def beside_of(plan: Plan) -> Optional[Beside]:

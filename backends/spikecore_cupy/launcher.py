@@ -13,7 +13,7 @@ from torch import Tensor
 from spikecore.backend import BackendError
 from spikecore.kernels import BackwardPlan, ForwardPlan, Geometry
 from spikecore.kernels.writing import Places
-from spikecore_cupy.chunks import chunk_length, longest
+from spikecore_cupy.chunks import chunk_length
 from spikecore_cupy.derivative import divisors, is_power_of_two, normalises
 from spikecore_cupy.device import shared
 from spikecore_cupy.feedback import FeedbackBackwardWriter, FeedbackForwardWriter
@@ -25,7 +25,7 @@ from spikecore_cupy.feedback_shape import (
     length_of,
     shapes_of,
 )
-from spikecore_cupy.forms import Size, beside_of, form_of, in_chunks, size_of, span_of
+from spikecore_cupy.forms import Size, beside_of, form_of, in_chunks, longest, sizes_of, span_of
 from spikecore_cupy.source import print_kernel
 from spikecore_cupy.sums import Arrangement, Totals, arrangement, tiling
 from spikecore_cupy.text import Form, Source
@@ -100,6 +100,8 @@ class Launcher:
         self._kernels: Dict[Tuple[int, int, bool, bool, Size], Any] = {}
         #: Parameters that are products with reciprocals, where they are powers of two.
         self._divisors = [plan.program.params.index(str(node.attr)) for node in divisors(plan)]
+        #: Choices for so many neurons.
+        self._size = sizes_of(plan, self._form)
         #: The largest number of neurons for which steps multiply by reciprocals.
         self._most = self._multiplied()
         #: Threads of a block at most; a kernel on a CPU has one.
@@ -150,7 +152,7 @@ class Launcher:
         powers = self._multiplies(neurons, params)
         arranged, threads, span, blocks = self._arranged(width, neurons, channels)
         blocks, parts, of_inputs = self._tiled(width, neurons, period, blocks)
-        key = (width, length, powers, arranged is not None, size_of(self.plan, neurons))
+        key = (width, length, powers, arranged is not None, self._size(neurons))
         kernel = self._kernels.get(key) or self._compiled(*key)
         sums: Sequence[Tensor] = ()
         if arranged is not None:
@@ -208,7 +210,7 @@ class Launcher:
             constants += [arranged.lanes, arranged.period]
         constants += of_inputs
         length = 0 if self.fixed else chunk_length(steps, self._longest)
-        size = size_of(self.plan, neurons)
+        size = self._size(neurons)
         # a network has layers of many sizes, which have few widths and lengths: the text is printed once for each
         by_powers: List[Any] = [None, None]
         sizes = (neurons,) if self.fixed else (neurons, steps)
@@ -257,7 +259,8 @@ class Launcher:
             # a thread that has the whole sum of its channels leaves nothing to add up
             if len(arrangements) == 1 and (self._form.grid or (inner, count) != (1, self._span(neurons, channels, 1))):
                 arranged = arrangement(width, inner, count, self._threads)
-        threads = self._threads if arranged is None else arranged.block
+        # a kernel on a CPU has one thread
+        threads = min(self._threads, self._size(neurons).threads) if arranged is None else arranged.block
         span = self._span(neurons, channels, width * threads)
         return arranged, threads, span, -(-span // (threads * width))
 
@@ -284,7 +287,7 @@ class Launcher:
     def _multiplied(self) -> float:
         """Of how many neurons at most the steps may multiply by reciprocals (:mod:`spikecore_cupy.derivative`).
 
-        Backward in 16 bits of few, unless there are few steps: without the branches of divisions the compiler computes
+        Backward in 16 bits of few, unless there are few steps or what is kept lies in shared memory: without the branches of divisions the compiler computes
         all steps of a thread side by side, and takes so many registers that too few threads run at once. LIF, 16 steps
         in bfloat16 on an H200, with products and with divisions: 131,072 neurons 4.2 and 4.9 us, 400,000 14.9 and 12.5,
         4 million 140 and 103; 8 steps of 4 million 52 and 52. In float32 memory is waited for.
@@ -298,7 +301,8 @@ class Launcher:
 
     def _multiplies(self, neurons: int, params: Sequence[Any]) -> bool:
         """True if the kernel for so many neurons multiplies by reciprocals of these parameters."""
-        return neurons <= self._most and all(is_power_of_two(params[index]) for index in self._divisors)
+        few = neurons <= self._most or (self._most == FEW and self._size(neurons).aside)
+        return few and all(is_power_of_two(params[index]) for index in self._divisors)
 
     def _narrowed(self, neurons: int, width: int) -> int:
         """The width for so many neurons: narrower where a GPU would have too few threads to hide each other's waiting.
@@ -309,10 +313,13 @@ class Launcher:
         # a kernel on a CPU waits for nothing
         if self._form.grid or self._threads == 1:
             return width
-        if size_of(self.plan, neurons).ahead:
-            # nor does a forward kernel that fetches ahead
-            if isinstance(self.plan, ForwardPlan):
+        size = self._size(neurons)
+        if size.ahead:
+            if size.aside:
                 return width
+            if isinstance(self.plan, ForwardPlan) or self._bytes > 2:
+                # nor does a kernel that fetches ahead, unless it would leave multiprocessors idle
+                return min(width, 2) if neurons < 2 * MANY else width
             # LIF, 250 steps in bfloat16 on an H100: 0.91 of a copy's speed, with four neurons 0.86
             width = min(width, PAIR)
         while width > 1 and neurons < width * (MANY if width * self._bytes > 4 else MANY // 2):
