@@ -5,6 +5,10 @@
 
 // Steps that are fetched together, and waited for together.
 constexpr int TOGETHER = 4;
+// Whether a chunk of T steps, or of T - 1, has step t, number k of its group.
+template <int T> __device__ __forceinline__ constexpr bool is_step(int k, int t, bool whole) {
+    return (T % TOGETHER == 0 && k < TOGETHER - 1) || t < T - 1 || (t == T - 1 && whole);
+}
 
 #ifdef __CUDA_ARCH__
 // From memory to shared memory, without a register in between: 4, 8 or 16 bytes.

@@ -145,21 +145,26 @@ class ChunkWriter(Writer):
                 aside = self.form.aside
                 numbers.append(self.put_aside(again, stream.kind, at_t) if aside else f"{stream.name}[t] = {at_t};")
         self._fetched.append((new, backwards))
-        inner = [f"if ({self._is_first(backwards)}) {self.wait()}"]
-        inner += [f"if (t < T - 1 || {WHOLE}) {{", *indented([*numbers, *lines]), "}"]
         several = () if self.form.aside else self.twice
         registers = [f"Pack<{stream.kind}, V> {stream.name}[T];" for stream in new if stream.name in several]
-        return [
-            *registers,
-            *self._from(new, backwards),
-            *over_steps([*inner, *self._fetches(new, backwards)], "", backwards),
-        ]
+        step = [f"if (is_step<T>(k, t, {WHOLE})) {{", *indented([*numbers, *lines]), "}"]
+        group = [self.wait(), *self._over_group(["const int t = group + k;", *step], backwards)]
+        group += self._fetches(new, backwards)
+        return [*registers, *self._from(new, backwards), *self._over_groups_of_steps(group, backwards)]
 
     # -- chunks that are fetched while the one before them is computed
 
-    def _is_first(self, backwards: bool) -> str:
-        """Condition that step t is the first of those that are fetched together."""
-        return "t == T - 1 || t % TOGETHER == TOGETHER - 1" if backwards else "t % TOGETHER == 0"
+    def _over_groups_of_steps(self, lines: Sequence[str], backwards: bool) -> List[str]:
+        """A loop over the steps of a chunk, TOGETHER at a time. Steps whose values lie in registers are unrolled."""
+        head = "for (int group = 0; group < T; group += TOGETHER) {"
+        if backwards:
+            head = "for (int group = (T - 1) / TOGETHER * TOGETHER; group >= 0; group -= TOGETHER) {"
+        return ["#pragma unroll 1" if self.form.rolled else "#pragma unroll", head, *indented(lines), "}"]
+
+    def _over_group(self, lines: Sequence[str], backwards: bool) -> List[str]:
+        """A loop over the steps of a group."""
+        head = "for (int k = TOGETHER - 1; k >= 0; --k) {" if backwards else "for (int k = 0; k < TOGETHER; ++k) {"
+        return ["#pragma unroll", head, *indented(lines), "}"]
 
     def wait(self) -> str:
         """The line that waits for the oldest group that was fetched: each loop over a chunk has as many."""
@@ -175,26 +180,25 @@ class ChunkWriter(Writer):
         return self.unique(f"{stream.name}_next")
 
     def _fetches(self, streams: Sequence[Stream], backwards: bool) -> List[str]:
-        """Lines of a loop over steps that fetch steps of the next chunk to where these steps were: TOGETHER at a time,
-        since before each access that fills what was read the compiler puts three that do nothing.
+        """Lines that fetch a group of steps of the next chunk to where this one's were: TOGETHER at a time, since before each access that fills what was read the compiler puts three that do nothing.
         """
         lines = []
         for one in streams:
             sign, place = "-" if backwards else "+", self._coming(one)
-            lines.append(f"if (u < T - 1 || next_whole) {self.ahead(one.name)}.fetch(u, {place});")
+            lines.append(f"if (t < T - 1 || next_whole) {self.ahead(one.name)}.fetch(t, {place});")
             # held, so that the compiler does not find each place anew from the number of its step
             lines += [f"{place} {sign}= {self.stride(one.tensor, one.group, one.number)};", f"hold({place});"]
-        first = "t + TOGETHER - 1 < T ? t + TOGETHER - 1 : T - 1" if backwards else "t / TOGETHER * TOGETHER"
-        head = f"for (int u = {first}; u >= t; --u) {{" if backwards else f"for (int u = {first}; u <= t; ++u) {{"
-        loop = ["if (more) {", *indented(["#pragma unroll", head, *indented(lines), "}"]), "}"] if lines else []
-        return [f"if ({self._is_first(not backwards)}) {{", *indented([*loop, "chunk_fetched();"]), "}"]
+        if not lines:
+            return ["chunk_fetched();"]
+        step = ["const int t = group + k;", "if (is_step<T>(k, t, true)) {", *indented(lines), "}"]
+        return ["if (more) {", *indented(self._over_group(step, backwards)), "}", "chunk_fetched();"]
 
     def _first_chunks(self) -> List[str]:
         """Lines that fetch what one of the first chunks reads."""
         lines = [*self._turns("(coming < 0 ? 0 : coming)"), *self.fetched_states()]
         for streams, backwards in self._fetched:
             lines += self._from(streams, backwards)
-            lines += over_steps(self._fetches(streams, backwards), "", backwards)
+            lines += self._over_groups_of_steps(self._fetches(streams, backwards), backwards)
         return lines
 
     def fetched_states(self) -> List[str]:
