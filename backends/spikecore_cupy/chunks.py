@@ -155,11 +155,11 @@ class ChunkWriter(Writer):
     # -- chunks that are fetched while the one before them is computed
 
     def _over_groups_of_steps(self, lines: Sequence[str], backwards: bool) -> List[str]:
-        """A loop over the steps of a chunk, TOGETHER at a time. Steps whose values lie in registers are unrolled."""
+        """A loop over the steps of a chunk, TOGETHER at a time."""
         head = "for (int group = 0; group < T; group += TOGETHER) {"
         if backwards:
             head = "for (int group = (T - 1) / TOGETHER * TOGETHER; group >= 0; group -= TOGETHER) {"
-        return ["#pragma unroll 1" if self.form.rolled else "#pragma unroll", head, *indented(lines), "}"]
+        return ["#pragma unroll", head, *indented(lines), "}"]
 
     def _over_group(self, lines: Sequence[str], backwards: bool) -> List[str]:
         """A loop over the steps of a group."""

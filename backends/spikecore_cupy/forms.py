@@ -95,7 +95,10 @@ def longest(program: Program, spec: Spec) -> int:
     """
     if spec.compute == torch.float64 or program.normalised or program.seeds:
         return 12
-    if spec.steps or spec.dtype == spec.compute:
+    channels = any(kind == "channel" for name, kind in zip(program.params, spec.params) if name in spec.learn)
+    if spec.dtype == spec.compute and channels:
+        return 12
+    if spec.steps or channels or spec.dtype == spec.compute:
         return LONGEST
     every = replace(every_gradient(program, spec, False), trace=(), final=False)
     form = Form(4, ahead=1, aside=True, threads=FETCHING)
@@ -176,37 +179,43 @@ def in_chunks(plan: Plan, form: Form, length: int) -> Form:
 
 def size_of(plan: Plan, neurons: int) -> Size:
     """Choices of the kernel for so many neurons, if its form allows."""
-    return sizes_of(plan, form_of(plan))(neurons)
+    return sizes_of(plan, form_of(plan))(neurons, False)
 
 
-def sizes_of(plan: Plan, form: Form) -> Callable[[int], Size]:
-    """Choices of a plan's kernel for numbers of neurons that differ from those for others, if its form allows."""
-    always = Size(threads=form.threads)
-    real = torch.finfo(plan.compute).bits // 8
-    if real == 8 or plan.spec.steps or normalises(plan) or "step" in plan.broadcast or form.staged or form.together:
-        return lambda neurons: always
-    halves, aside, threads = plan.dtype != plan.compute, _keeps_aside(plan, form), _fetching(plan)
-    fewest = 0 if halves and isinstance(plan, BackwardPlan) else FEWEST // 2
+def sizes_of(plan: Plan, form: Form) -> Callable[..., Size]:
+    """A function ``size(neurons, divides=False)``: choices of a plan's kernel, if its form allows. ``divides``: True
+    if its steps divide by numbers that are no powers of two.
+    """
+    none, halves = Size(threads=form.threads), plan.dtype != plan.compute
+    apart = form.staged or form.together or "step" in plan.broadcast
+    if plan.compute != torch.float32 or plan.spec.steps or normalises(plan) or apart:
+        return lambda neurons, divides=False: none
+    aside, threads, single, fewest = _keeps_aside(plan, form), FETCHING, False, FEWEST // 2
+    if isinstance(plan, BackwardPlan):
+        single = len(plan.program.states) == 1 and not plan.learn
+        if any(plan.kinds[name] == "channel" for name in plan.learn):
+            if not halves:
+                return lambda neurons, divides=False: none
+            threads = BLOCK
+        # what a block adds up is arranged over more of them
+        threads, fewest = BLOCK if plan.summed else threads, 0 if halves else fewest
 
-    def size(neurons: int) -> Size:
+    def size(neurons: int, divides: bool = False) -> Size:
+        # threads of many neurons that keep one number of a step hide each other's waiting
+        many = FEWEST if not halves else 8 * FEWEST if divides else 20 * FEWEST
+        if neurons < fewest or (single and neurons >= many):
+            return none
         few = halves and FEWEST <= neurons < 2 * FEWEST
-        return Size(1, few, aside and neurons > 2 * FEWEST, threads) if neurons >= fewest else Size()
+        return Size(1, few, aside and not divides and neurons > 2 * FEWEST, threads)
 
     return size
 
 
-def _fetching(plan: Plan) -> int:
-    """Threads of a block that fetches ahead."""
-    if not isinstance(plan, BackwardPlan):
-        return FETCHING
-    # what a block adds up is arranged over more of them
-    channels = any(plan.kinds[name] == "channel" for name in plan.learn)
-    return BLOCK if channels or plan.summed else FETCHING
-
-
 def _keeps_aside(plan: Plan, form: Form) -> bool:
     """True if shared memory has a place for what four neurons of a thread keep of a chunk, in 16 bits."""
-    if plan.spec.steps or not isinstance(plan, BackwardPlan) or plan.dtype == plan.compute or _fetching(plan) == BLOCK:
+    if plan.spec.steps or not isinstance(plan, BackwardPlan) or plan.dtype == plan.compute or plan.summed:
+        return False
+    if any(plan.kinds[name] == "channel" for name in plan.learn):
         return False
     return _fits_ahead(plan, form._replace(width=4, ahead=1, aside=True, threads=FETCHING))
 

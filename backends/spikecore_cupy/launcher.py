@@ -141,18 +141,18 @@ class Launcher:
             beside = self._large_beside(neurons)
             if beside is not None:
                 return beside(geometry, *groups)
-        width = self._form.width
+        x, params = groups[0][0], groups[self._params]
+        powers = self._multiplies(neurons, params)
+        size, width = self._size(neurons, bool(self._divisors) and not powers), self._form.width
         if not self._form.staged:
-            width = self._narrowed(neurons, width)
+            width = self._narrowed(neurons, width, size)
             if stride_bits % width or addresses % (width * self._align):
                 width = self._fitting(width, stride_bits, addresses)
         # every number of steps has chunks of one of four lengths, in some plans of eight: no more kernels than that
         length = 0 if self.fixed else chunk_length(steps, self._longest)
-        x, params = groups[0][0], groups[self._params]
-        powers = self._multiplies(neurons, params)
-        arranged, threads, span, blocks = self._arranged(width, neurons, channels)
+        arranged, threads, span, blocks = self._arranged(width, neurons, channels, size)
         blocks, parts, of_inputs = self._tiled(width, neurons, period, blocks)
-        key = (width, length, powers, arranged is not None, self._size(neurons))
+        key = (width, length, powers, arranged is not None, size)
         kernel = self._kernels.get(key) or self._compiled(*key)
         sums: Sequence[Tensor] = ()
         if arranged is not None:
@@ -185,7 +185,7 @@ class Launcher:
         beside = self._large_beside(neurons) if neurons % self._unit else None
         if beside is not None:
             return beside.dense(geometry, counts)
-        width, numbers, learnt = self._form.width, self._numbers, self.learnt
+        width, numbers, learnt, size = self._form.width, self._numbers, self.learnt, self._size(neurons)
         # among all tensors in a row, the parameters behind them
         starts = [sum(counts[:k]) for k in range(len(counts))]
         starts[self._params] = sum(counts)
@@ -198,10 +198,10 @@ class Launcher:
         ]
         constants += [1] * len(self._uniform) + [channels[index][which] for index, which in self._channels]
         if not self._form.staged:
-            width = self._narrowed(neurons, width)
+            width = self._narrowed(neurons, width, size)
             while (neurons | period) % width:
                 width //= 2
-        arranged, threads, span, blocks = self._arranged(width, neurons, channels)
+        arranged, threads, span, blocks = self._arranged(width, neurons, channels, size)
         blocks, added, of_inputs = self._tiled(width, neurons, period, blocks)
         if self._grouped:
             constants.append(span)
@@ -210,7 +210,6 @@ class Launcher:
             constants += [arranged.lanes, arranged.period]
         constants += of_inputs
         length = 0 if self.fixed else chunk_length(steps, self._longest)
-        size = self._size(neurons)
         # a network has layers of many sizes, which have few widths and lengths: the text is printed once for each
         by_powers: List[Any] = [None, None]
         sizes = (neurons,) if self.fixed else (neurons, steps)
@@ -222,6 +221,8 @@ class Launcher:
             if reduce(or_, pointers[:aligned], 0) & unaligned:
                 return None
             x, powers = tensors[0], self._multiplies(neurons, params)
+            if size.aside and self._divisors and not powers:
+                return None
             kernel = by_powers[powers]
             if kernel is None:
                 key = (width, length, powers, arranged is not None, size)
@@ -248,7 +249,9 @@ class Launcher:
 
         return launch
 
-    def _arranged(self, width: int, neurons: int, channels: Channels) -> Tuple[Optional[Arrangement], int, int, int]:
+    def _arranged(
+        self, width: int, neurons: int, channels: Channels, size: Size
+    ) -> Tuple[Optional[Arrangement], int, int, int]:
         """For so many neurons: how sums per channel are arranged, threads of a block, how far apart the groups of a
         thread are, and blocks. The last block may have threads without neurons.
         """
@@ -260,7 +263,7 @@ class Launcher:
             if len(arrangements) == 1 and (self._form.grid or (inner, count) != (1, self._span(neurons, channels, 1))):
                 arranged = arrangement(width, inner, count, self._threads)
         # a kernel on a CPU has one thread
-        threads = min(self._threads, self._size(neurons).threads) if arranged is None else arranged.block
+        threads = min(self._threads, size.threads) if arranged is None else arranged.block
         span = self._span(neurons, channels, width * threads)
         return arranged, threads, span, -(-span // (threads * width))
 
@@ -287,10 +290,11 @@ class Launcher:
     def _multiplied(self) -> float:
         """Of how many neurons at most the steps may multiply by reciprocals (:mod:`spikecore_cupy.derivative`).
 
-        Backward in 16 bits of few, unless there are few steps or what is kept lies in shared memory: without the branches of divisions the compiler computes
-        all steps of a thread side by side, and takes so many registers that too few threads run at once. LIF, 16 steps
-        in bfloat16 on an H200, with products and with divisions: 131,072 neurons 4.2 and 4.9 us, 400,000 14.9 and 12.5,
-        4 million 140 and 103; 8 steps of 4 million 52 and 52. In float32 memory is waited for.
+        Backward in 16 bits of few, unless there are few steps, or what is kept lies in shared memory: without the
+        branches of divisions the compiler computes all steps of a thread side by side, and takes so many registers that
+        too few threads run at once. LIF, 16 steps in bfloat16 on an H200, with products and with divisions: 131,072
+        neurons 4.2 and 4.9 us, 400,000 14.9 and 12.5, 4 million 140 and 103; 8 steps of 4 million 52 and 52. In float32
+        memory is waited for.
         """
         plan = self.plan
         if not self._divisors:
@@ -304,7 +308,7 @@ class Launcher:
         few = neurons <= self._most or (self._most == FEW and self._size(neurons).aside)
         return few and all(is_power_of_two(params[index]) for index in self._divisors)
 
-    def _narrowed(self, neurons: int, width: int) -> int:
+    def _narrowed(self, neurons: int, width: int, size: Size) -> int:
         """The width for so many neurons: narrower where a GPU would have too few threads to hide each other's waiting.
 
         LIF, 25 steps, on an H200, forward and backward, with one number for each thread and with the usual width: in
@@ -313,11 +317,11 @@ class Launcher:
         # a kernel on a CPU waits for nothing
         if self._form.grid or self._threads == 1:
             return width
-        size = self._size(neurons)
+        if size.aside:
+            return width
         if size.ahead:
-            if size.aside:
-                return width
-            if isinstance(self.plan, ForwardPlan) or self._bytes > 2:
+            plan = self.plan
+            if isinstance(plan, ForwardPlan) or (self._bytes > 2 and (len(plan.program.states) > 1 or plan.learn)):
                 # nor does a kernel that fetches ahead, unless it would leave multiprocessors idle
                 return min(width, 2) if neurons < 2 * MANY else width
             # LIF, 250 steps in bfloat16 on an H100: 0.91 of a copy's speed, with four neurons 0.86

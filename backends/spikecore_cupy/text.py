@@ -119,8 +119,6 @@ class Form(NamedTuple):
     ahead: int = 0
     #: True if what backward keeps of the steps of a chunk lies in shared memory, where chunks are fetched ahead.
     aside: bool = False
-    #: True if loops over the steps of such a chunk are not unrolled.
-    rolled: bool = False
     #: True if divisions by numbers that are the same at each step are verified for all of a thread's neurons together.
     at_once: bool = False
 
