@@ -5,9 +5,14 @@ Chunks: each has T steps or one less, the longer first, so that every number of 
 A text for each of the two lengths was measured on an H200 and left out (the same where all chunks are equal, up to 9 %
 slower where they are not).
 
-Ahead: with 16 bits a thread fetches the next chunk into shared memory while it computes this one, into the places that
-its steps have read, and no register waits for memory. (In registers, backward took up to half as many again, and was 5
-to 25 % slower.)
+Ahead: a thread fetches the next chunk into shared memory while it computes this one, into the places that its steps
+have read, and no register waits for memory. (In registers, backward took up to half as many again, and was 5 to 25 %
+slower.) What it stores goes to places that move from step to step: the compiler found each anew, with five instructions
+for each store.
+
+Aside: in 16 bits, what backward keeps of the steps of a chunk of many neurons lies in shared memory, too. LIF has 65
+registers for four neurons of a thread, and 166 without; a comparison of a step is made again, where the compiler put
+all of them into bits of a register.
 
 Groups: a thread may have several groups of neighbouring neurons, far from one another, one after the other. It then
 reads parameters per channel once for all of them, and adds up its parts of a gradient.
@@ -180,7 +185,8 @@ class ChunkWriter(Writer):
         return self.unique(f"{stream.name}_next")
 
     def _fetches(self, streams: Sequence[Stream], backwards: bool) -> List[str]:
-        """Lines that fetch a group of steps of the next chunk to where this one's were: TOGETHER at a time, since before each access that fills what was read the compiler puts three that do nothing.
+        """Lines that fetch a group of steps of a later chunk to where this one's were: before each access that fills
+        what was read the compiler puts three that do nothing.
         """
         lines = []
         for one in streams:

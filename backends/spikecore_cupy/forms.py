@@ -191,6 +191,8 @@ def sizes_of(plan: Plan, form: Form) -> Callable[..., Size]:
     if plan.compute != torch.float32 or plan.spec.steps or normalises(plan) or apart:
         return lambda neurons, divides=False: none
     aside, threads, single, fewest = _keeps_aside(plan, form), FETCHING, False, FEWEST // 2
+    # few threads have little under way: forward they fetch two chunks of an input
+    one = isinstance(plan, ForwardPlan) and len(plan.program.inputs) == 1
     if isinstance(plan, BackwardPlan):
         single = len(plan.program.states) == 1 and not plan.learn
         if any(plan.kinds[name] == "channel" for name in plan.learn):
@@ -206,7 +208,8 @@ def sizes_of(plan: Plan, form: Form) -> Callable[..., Size]:
         if neurons < fewest or (single and neurons >= many):
             return none
         few = halves and FEWEST <= neurons < 2 * FEWEST
-        return Size(1, few, aside and not divides and neurons > 2 * FEWEST, threads)
+        twice = one and neurons < (FEWEST if halves else 2 * FEWEST)
+        return Size(1 + twice, few, aside and not divides and neurons > 2 * FEWEST, threads)
 
     return size
 

@@ -289,7 +289,8 @@ class BackwardWriter(ChunkWriter):
         # registers
         holds = [f"hold({carried}[j]);" for carried in self._carried.values()]
         if self.form.aside:
-            lines += [f"const auto {self.kept_of_step(name)} = {self.ahead(name)}.get(t);" for name in self._kept.values()]
+            kept = self._kept.values()
+            lines += [f"const auto {self.kept_of_step(name)} = {self.ahead(name)}.get(t);" for name in kept]
         else:
             holds += [f"hold({name}[t][j]);" for name in self._kept.values()]
         if adjoint.template:

@@ -102,9 +102,9 @@ def compare(
 
 @pytest.mark.parametrize(("make", "saved"), [(Counting, 1), (sc.LI, 0), (sc.ALIF, 2)], ids=["Counting", "LI", "ALIF"])
 def test_forward_saves_what_backward_reads(make, saved):
-    """Of 40 steps, the states before each of the four chunks but the first, those that gradients need."""
+    """Of 40 steps, the states before each of the three chunks but the first, those that gradients need."""
     out = compare(make, [drawn(40, 9)])[0]
-    assert [tensor.shape for tensor in out.grad_fn.saved_tensors[1:]] == [(3, 9)] * saved
+    assert [tensor.shape for tensor in out.grad_fn.saved_tensors[1:]] == [(2, 9)] * saved
 
 
 class Both(sc.Neuron):

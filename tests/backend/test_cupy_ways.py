@@ -26,6 +26,7 @@ WAYS: Dict[str, Any] = {
     "steps beside a sector are staged": ((launcher, "BESIDE", 1), HostKernel, "copied_in();"),
     "the same by blocks of threads": ((launcher, "BESIDE", 1), HostBlocks, "copied_in();"),
     "chunks are fetched ahead": ((forms, "FEWEST", 32), HostKernel, "ahead.cuh"),
+    "what backward keeps lies in shared memory": ((forms, "FEWEST", 4), HostKernel, ".put(t, "),
     "divisions of several neurons at once": ((forms, "FEWEST", 16), HostKernel, "ahead.cuh"),
 }
 #: Around the ends of chunks; neurons that single threads, pairs and several blocks take; inputs that broadcast, of

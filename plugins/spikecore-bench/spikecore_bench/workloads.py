@@ -80,6 +80,7 @@ WORKLOADS: Mapping[str, Workload] = {
         Workload("PLIF", lambda name: sc.PLIF(2.0, backend=name)),
         Workload("Synaptic", lambda name: sc.Synaptic(backend=name)),
         Workload("ALIF", lambda name: sc.ALIF(2.0, backend=name)),
+        Workload("BRF", lambda name: sc.BRF(backend=name)),
         Workload("own-neuron", lambda name: TwoStates(backend=name)),
         Workload("own-surrogate", lambda name: sc.LIF(surrogate=Hat(), backend=name)),
     )
