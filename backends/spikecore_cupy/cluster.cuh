@@ -101,6 +101,16 @@ __device__ __forceinline__ void multiply(float (&c)[4], const unsigned (&a)[4], 
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.of[0]), "r"(b.of[1]));
 }
+// The number of the lane whose own number differs in these bits; and a barrier of a warp.
+__device__ __forceinline__ float exchanged(float x, int bits) { return __shfl_xor_sync(0xffffffffu, x, bits); }
+__device__ __forceinline__ void warp_wait() { __syncwarp(); }
+// One of two numbers. Of two ?: the compiler makes a branch, with an exchange on each side.
+__device__ __forceinline__ float chosen(bool first, float a, float b) {
+    float x;
+    asm("{\n.reg .pred first;\nsetp.ne.u32 first, %3, 0;\nselp.f32 %0, %1, %2, first;\n}"
+        : "=f"(x) : "f"(a), "f"(b), "r"((unsigned)first));
+    return x;
+}
 __device__ __forceinline__ unsigned transposed(unsigned x) {
     unsigned y;
     asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));

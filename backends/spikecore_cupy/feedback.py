@@ -18,7 +18,7 @@ from spikecore.backend import Feedback
 from spikecore.kernels import BackwardPlan, ForwardPlan
 from spikecore.kernels.writing import Argument, indented, input_leaf, output_cotangent, state_cotangent
 from spikecore.lang import Node
-from spikecore_cupy.feedback_shape import Shape, for_forward, parts_of
+from spikecore_cupy.feedback_shape import Narrow, Shape, for_forward, parts_of
 from spikecore_cupy.source import BackwardWriter, ForwardWriter
 from spikecore_cupy.text import CudaPrinter, Form, Function, Source, over_neurons
 from spikecore_cupy.writer import Writer
@@ -31,7 +31,6 @@ At = Callable[[str], str]
 class FeedbackWriter(Writer):
     """Base of the writers of both directions."""
 
-    header = HEADER
     shape: Shape
     printer: CudaPrinter
     feedback: Feedback
@@ -41,6 +40,10 @@ class FeedbackWriter(Writer):
     def gates(self) -> Sequence[int]:
         """The inputs that the outputs come back to."""
         return self.feedback.inputs
+
+    @property
+    def header(self) -> str:
+        return self.shape.header
 
     def of_gates(self, name: str) -> List[str]:
         """A name for each gate."""
@@ -323,7 +326,9 @@ class FeedbackBackwardWriter(FeedbackWriter, BackwardWriter):
         # what the base finds needs a form, whose width depends on the shape alone
         self.feedback = plan.spec.feedback or Feedback()
         super().__init__(plan, Form(shape.each, shape.length))
-        self.shape = shape._replace(value_parts=parts_of(plan.dtype), gives=shape.gates)
+        self.shape = shape._replace(gives=shape.gates)
+        if not isinstance(shape, Narrow):
+            self.shape = self.shape._replace(value_parts=parts_of(plan.dtype))
         #: True if a neuron's values of all steps are added up: their sum over the batch is the gradient of the bias.
         #: Not where the weights leave no registers: 1024 neurons of three states took 6 % longer with it (H100).
         self._totals = self.feedback.bias and not shape.apart and len(self.gates) == 1

@@ -60,6 +60,8 @@ class Shape(NamedTuple):
     gates: int = 1
     gives: int = 1
 
+    header = "recurrent.cuh"
+
     @property
     def blocks_tiles(self) -> int:
         """Groups of 16 neurons of a block."""
@@ -130,6 +132,63 @@ class Shape(NamedTuple):
     def text(self) -> str:
         """The type of a thread's neurons."""
         return f"Layer<{', '.join(map(str, self))}>"
+
+
+class Narrow(NamedTuple):
+    """The arguments of ``Narrow`` in narrow.cuh: whole rows in one block, multiplied without tensor cores."""
+
+    width: int
+    lanes: int
+    share: int
+    rows: int = 1
+    length: int = 1
+    kept: int = 0
+    arriving: int = 0
+    gates: int = 1
+    gives: int = 1
+
+    cluster, apart, value_parts, header = 1, False, 3, "narrow.cuh"
+
+    @property
+    def padded(self) -> int:
+        """Numbers of a row, with those that fill the last group of four of each lane."""
+        return -(-self.width // (4 * self.lanes)) * 4 * self.lanes
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return -(-self.lanes * -(-self.width // self.share) // 32) * 32
+
+    @property
+    def each(self) -> int:
+        """Neurons of a thread, V in the text."""
+        return max(1, self.share * self.rows // self.lanes)
+
+    @property
+    def weights(self) -> int:
+        """Registers of a thread that hold weights."""
+        return self.padded // self.lanes * self.share * self.gates
+
+    @property
+    def registers(self) -> int:
+        """Registers that a thread has at most."""
+        return min(MOST, REGISTERS // -(-self.threads // 128) // 8 * 8)
+
+    @property
+    def order(self) -> Tuple[int, bool]:
+        """Key of the order of a sum: layouts of one width with the same give the same bits."""
+        return self.lanes, True
+
+    @property
+    def memory(self) -> int:
+        """Bytes of shared memory of a block."""
+        numbers = (self.length * self.kept + 2 * self.arriving) * self.each * self.threads
+        return 4 * (2 * self.gives * self.rows * self.padded + numbers)
+
+    @property
+    def text(self) -> str:
+        """The type of a thread's neurons."""
+        return f"Narrow<{', '.join(map(str, self))}>"
 
 
 def _fits(shape: Shape, room: int) -> bool:
@@ -208,6 +267,8 @@ def length_of(program: Program, spec: Spec) -> int:
 
 def for_forward(program: Program, spec: Spec, shape: Shape) -> Shape:
     """A layout as forward has it: spikes are one part, and no step is kept."""
+    if isinstance(shape, Narrow):
+        return shape._replace(length=1, kept=0, arriving=len(program.inputs), gives=1)
     output = program.outputs[spec.feedback.output if spec.feedback is not None else 0]
     parts = 1 if output.op == "spike" else shape.weight_parts
     return shape._replace(value_parts=parts, length=1, kept=0, arriving=len(program.inputs), gives=1)

@@ -95,6 +95,17 @@ template <typename B> inline void multiply(float (&c)[4], const unsigned (&a)[4]
     }
     pthread_barrier_wait(&warp.all);
 }
+inline float exchanged(float x, int bits) {
+    Warp& warp = own_warp();
+    const int lane = threadIdx.x % 32;
+    warp.x[lane] = __float_as_uint(x);
+    pthread_barrier_wait(&warp.all);
+    const unsigned other = warp.x[lane ^ bits];
+    pthread_barrier_wait(&warp.all);
+    return __uint_as_float(other);
+}
+inline float chosen(bool first, float a, float b) { return first ? a : b; }
+inline void warp_wait() { pthread_barrier_wait(&own_warp().all); }
 inline unsigned transposed(unsigned x) {
     Warp& warp = own_warp();
     const int lane = threadIdx.x % 32, row = lane / 4, column = lane % 4 * 2;

@@ -8,8 +8,7 @@
 // of stores of words a multiprocessor took 1.6 in a cycle (H200). The time of a step does not depend on the numbers.
 #pragma once
 
-#include "cluster.cuh"
-#include "spikecore.cuh"
+#include "gathered.cuh"
 
 // The 8 bits of a number that come first, and two of such numbers in a word.
 __device__ __forceinline__ float first_bits(float x) { return __uint_as_float(__float_as_uint(x) & 0xffff0000u); }
@@ -318,75 +317,3 @@ struct Layer {
         }
     }
 };
-
-// -- the neurons of a thread in a tensor, as if they were neighbours
-
-template <typename S, typename L> struct Gathered {
-    S* from;
-    const L& layer;
-};
-template <typename S, int... N>
-__device__ __forceinline__ Gathered<S, Layer<N...>> operator+(S* from, const Layer<N...>& layer) {
-    return {from, layer};
-}
-template <int V, typename S, typename L> __device__ __forceinline__ Pack<S, V> load(const Gathered<const S, L>& of) {
-    Pack<S, V> found;
-    const S* here = of.from + of.layer.first;
-    #pragma unroll
-    for (int j = 0; j < V; ++j) found.set(j, here[of.layer.offset[j]]);
-    return found;
-}
-// The same numbers come to the L2 cache, from where they will be loaded.
-template <int V, typename S, typename L> __device__ __forceinline__ void will_load(const Gathered<const S, L>& of) {
-    const S* here = of.from + of.layer.first;
-    #pragma unroll
-    for (int j = 0; j < V; ++j) prefetch(here + of.layer.offset[j]);
-}
-template <typename S, typename L, int V>
-__device__ __forceinline__ void store(const Gathered<S, L>& of, const Pack<S, V>& pack) {
-    S* here = of.from + of.layer.first;
-    #pragma unroll
-    for (int j = 0; j < V; ++j)
-        if (of.layer.has(j)) here[L::beyond(j)] = pack[j];
-}
-// Begin to load the numbers of a thread's neurons, of tensor n of those that arrive, to place k; and one that is there.
-template <typename S, typename L>
-__device__ __forceinline__ void begin_arrival(const Gathered<const S, L>& of, int n, int k) {
-    const S* here = of.from + of.layer.first;
-    #pragma unroll
-    for (int j = 0; j < L::V; ++j) begin_load(&of.layer.arriving(n, k, j), here + of.layer.offset[j]);
-}
-template <typename S, typename L>
-__device__ __forceinline__ S arrived(const Gathered<const S, L>& of, int n, int k, int j) {
-    const unsigned long long address = (unsigned long long)(of.from + of.layer.at(j));
-    return reinterpret_cast<const S*>(&of.layer.arriving(n, k, j))[(address & 3) / sizeof(S)];
-}
-template <int V, int... N>
-__device__ __forceinline__ Channels<V> channels_of(const Layer<N...>&, long long, long long) {
-    return {0, false, false};
-}
-template <int V, typename R, int... N>
-__device__ __forceinline__ Pack<R, V> channel_values(
-    const R* from, const Channels<V>&, const Layer<N...>& layer, long long inner, long long channels
-) {
-    Pack<R, V> found;
-    #pragma unroll
-    for (int j = 0; j < V; ++j) found[j] = from[channel(layer.at(j), inner, channels)];
-    return found;
-}
-// A number for each of H neurons.
-template <int V, typename S, int... N>
-__device__ __forceinline__ Pack<S, V> column_values(const S* from, const Layer<N...>& layer) {
-    Pack<S, V> found;
-    #pragma unroll
-    for (int j = 0; j < V; ++j) found.set(j, from[layer.at(j) % Layer<N...>::H]);
-    return found;
-}
-// The sum over the neurons that are this thread's own.
-template <int V, typename R, int... N>
-__device__ __forceinline__ R own_sum(const Pack<R, V>& x, const Layer<N...>& layer) {
-    R sum = 0;
-    #pragma unroll
-    for (int j = 0; j < V; ++j) sum += layer.has(j) ? x[j] : R(0);
-    return sum;
-}
