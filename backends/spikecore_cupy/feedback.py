@@ -121,6 +121,21 @@ class FeedbackWriter(Writer):
         """The loads before the first step: in a group that is complete then, since behind it is one more."""
         return ["if (i.works()) {", *indented(loads), "}", "loads_begun();", "loads_begun();"]
 
+    @property
+    def alone(self) -> bool:
+        """True if a block waits for no other: what is left of a step is done beside the product of the next one."""
+        return isinstance(self.shape, Narrow)
+
+    def now(self, name: str, value: str, kind: str = "") -> List[str]:
+        """Lines that take a number of each neuron, which is named ``name[j]`` then."""
+        return [self.pack(name, kind), *over_neurons([f"{name}[j] = {value};"])]
+
+    def lone_step(self, product: Sequence[str], beside: Sequence[str], each: Sequence[str], buffer: str) -> List[str]:
+        """Lines of a step of a block that waits for no other. ``beside`` is what the product does not need: without
+        branches it is done while the product waits for shared memory and for other lanes.
+        """
+        return ["loads_wait<1>();", *product, *beside, "loads_begun();", *each, f"i.pass({buffer});"]
+
     def shared_step(self, each: Sequence[str], after: Sequence[str], buffer: str) -> List[str]:
         """Lines of a step: what it computes and gives, and the work while numbers go to all blocks, such as loads."""
         each, after = ["loads_wait<1>();", *each], [*after, "loads_begun();"]
@@ -184,32 +199,30 @@ class FeedbackForwardWriter(FeedbackWriter, ForwardWriter):
             back = f"(back{at} + extra{at})" if later else f"back{at}"
             back = self._rounded(f"{back} + {self.value(f'{biases[gate]}[j]')}" if biases else back)
             texts.append(self._drive(drive, every[number], number, back))
-        inner = [*self._saving(), *over_neurons(texts), *self._step_of(step, self._taken(every), gave)]
+        inner = [*over_neurons(texts), *self._step_of(step, self._taken(every), gave)]
         if later:
             inner += over_neurons([f"extra{at} = 0.0f;" for at in sums])
         inner.append(f"i.give(k, {gave});")
         # behind the use of what has arrived, whose place it takes
-        after = [f"if (t + 2 < steps) begin_arrival({at('(t + 2)')}, {n}, k);" for n, at in enumerate(every)]
-        if plan.checkpoints:
-            # of `all`, a checkpoint of all steps has no stride
-            for gate, (drive, name) in enumerate(zip(drives, self.of_gates("drives"))):
-                us = self.argument(name, "pointer", "checkpoints", gate)
-                after.append(f"store({us} + t * neurons + i, {drive});")
-        for k, (out, tensor) in enumerate(zip(self._outs, self._tensors)):
-            after.append(f"store({self.all(tensor, 'outputs', k)}, {out});")
-        for k, name in enumerate(map(self.state, self.plan.record)):
-            after.append(f"store({self.all(f'{name}_trace', 'trace', k)}, {name});")
-        steps = [
-            "const int t = pair + k;",
-            "if (t >= steps) continue;",
-            # loaded before the product, so that the loads are under way while it is computed
-            *([self.pack("earlier"), *over_neurons([self._loaded()])] if self.feedback.delays else ()),
-            f"float back[{self._sums}];",
-            "i.product(1 - k, back);",
-            *(f"Pack<{stored}, V> {drive};" for drive in drives),
-            *(self.pack(out, stored) for out in self._outs),
-            *self.shared_step(inner, after, "k"),
-        ]
+        ahead = [f"if (t + 2 < steps) begin_arrival({at('(t + 2)')}, {n}, k);" for n, at in enumerate(every)]
+        packs = [*(f"Pack<{stored}, V> {drive};" for drive in drives), *(self.pack(out, stored) for out in self._outs)]
+        # loaded before the product, so that the loads are under way while it is computed
+        earlier = [self.pack("earlier"), *over_neurons([self._loaded()])] if self.feedback.delays else []
+        product, last = [f"float back[{self._sums}];", "i.product(1 - k, back);"], []
+        steps = ["const int t = pair + k;", "if (t >= steps) continue;"]
+        if self.alone:
+            starts += packs
+            last = ["if (steps > 0) {", *indented(self._stores(drives, "(steps - 1)")), "}"]
+            before = ["if (t > 0) {", *indented(self._stores(drives, "(t - 1)")), "}"]
+            # with delays an earlier output may be that of the step before
+            first, beside = ([*before, *earlier], []) if earlier else ([], before)
+            for n, (name, at) in enumerate(zip(self.program.inputs, every)):
+                beside += self.now(self._now(name), self.value(f"arrived({at('t')}, {n}, k, j)"))
+            beside += [*self._saving(), *ahead]
+            steps += [*first, *self.lone_step(product, beside, inner, "k")]
+        else:
+            after = [*ahead, *self._stores(drives, "t")]
+            steps += [*earlier, *product, *packs, *self.shared_step([*self._saving(), *inner], after, "k")]
         # two steps by name: an array that is not indexed by a constant would be in memory
         loop = [
             "for (int pair = 0; pair < steps; pair += 2) {",
@@ -220,7 +233,7 @@ class FeedbackForwardWriter(FeedbackWriter, ForwardWriter):
         ending = [f"store({self.one(f'{s}_end', 'final', k)}, {s});" for k, s in enumerate(states) if plan.final]
         first_two = [line for n, at in enumerate(every) for line in self.first_two(at, "k", n)]
         begin = ["constexpr int begin = 0;", *self.arriving_first(first_two)]
-        body = [self.weights(), *self.opening(), *starts, *begin, *loop, "i.end();", *ending]
+        body = [self.weights(), *self.opening(), *starts, *begin, *loop, "i.end();", *last, *ending]
         return self.finished([step], body)
 
     def _parts_of_first(self, gave: str) -> List[str]:
@@ -254,8 +267,28 @@ class FeedbackForwardWriter(FeedbackWriter, ForwardWriter):
     def _rounded(self, text: str) -> str:
         return text if self.stored == self.real else f"value(rounded<{self.stored}>({text}))"
 
+    def _stores(self, drives: Sequence[str], step: str) -> List[str]:
+        """Stores of what forward gives at a step, whose number is a text."""
+        lines = []
+        if self.plan.checkpoints:
+            # of `all`, a checkpoint of all steps has no stride
+            for gate, (drive, name) in enumerate(zip(drives, self.of_gates("drives"))):
+                us = self.argument(name, "pointer", "checkpoints", gate)
+                lines.append(f"store({us} + {step} * neurons + i, {drive});")
+        for k, (out, tensor) in enumerate(zip(self._outs, self._tensors)):
+            lines.append(f"store({self.all(tensor, 'outputs', k, step)}, {out});")
+        for k, name in enumerate(map(self.state, self.plan.record)):
+            lines.append(f"store({self.all(f'{name}_trace', 'trace', k, step)}, {name});")
+        return lines
+
+    def _now(self, name: str) -> str:
+        """An input at this step, of all neurons of a thread."""
+        return self.unique(f"{self.local[input_leaf(name)]}_now")
+
     def _arrived(self, at: At, number: int) -> str:
         """A neuron's number of an input at a step."""
+        if self.alone:
+            return f"{self._now(self.program.inputs[number])}[j]"
         return self.value(f"arrived({at('t')}, {number}, k, j)")
 
     def _taken(self, every: Sequence[At]) -> Dict[Node, str]:
@@ -353,12 +386,18 @@ class FeedbackBackwardWriter(FeedbackWriter, BackwardWriter):
         # two steps ahead, from the last step to the first
         first: List[str] = []
         following: List[str] = []
+        beside: List[str] = []
         for k, stream in enumerate(streams):
             at = self.each_step(stream.tensor, stream.group, stream.number)
             first += self.first_two(at, LAST_TWO, k)
             following.append(f"if (begin + t >= 2) begin_arrival({at('(begin + t - 2)')}, {k}, t % 2);")
             arrived = f"arrived({at('(begin + t)')}, {k}, t % 2, j)"
-            self._arrived[stream.name] = self.value(arrived) if stream.kind == self.stored else arrived
+            arrived = self.value(arrived) if stream.kind == self.stored else arrived
+            if self.alone:
+                name = self.unique(f"{stream.name}_now")
+                beside += self.now(name, arrived)
+                arrived = f"{name}[j]"
+            self._arrived[stream.name] = arrived
         body = [self.weights(), *self.opening(), *self._first_cotangents(), *self._zeros()]
         body += self._ring() if self.feedback.delays else ()
         body += ["const int chunks = (steps + T - 1) / T;", "int begin = (chunks - 1) * T;"]
@@ -369,7 +408,9 @@ class FeedbackBackwardWriter(FeedbackWriter, BackwardWriter):
                 leaf: self.value(f"arrived({at('(begin - 1 - t)')}, {k}, 1 - t % 2, j)")
                 for leaf, (at, k) in inputs.items()
             }
-            again += ["if (chunk) {", *indented(self._again(step, drives, "place")), "}"]
+            of_step = self._again(step, drives, "place")
+            # where a block is alone it is done of the first chunk, too: nobody reads that, and there is no branch
+            again += of_step if self.alone else ["if (chunk) {", *indented(of_step), "}"]
             if inputs:
                 again.append(f"const int ahead = {EARLIER};")
             for at, k in inputs.values():
@@ -383,9 +424,20 @@ class FeedbackBackwardWriter(FeedbackWriter, BackwardWriter):
         body += [f"if (i.works()) {give}" for give in self._giving("(steps - 1) & 1")] + [PASSED]
         lines = [*self._back_step(adjoint), *self._giving("1 - t % 2")]
         grads = [self._grad_input(self.program.inputs[index]) for index in self.plan.wanted]
-        # while other blocks give their numbers
-        after = [f"store({self.all(f'{grad}s', 'grad_inputs', k)}, {grad});" for k, grad in enumerate(grads)]
-        after += [*following, *again]
+        product = self._from_ring() if self.feedback.delays else ["i.product(t % 2, back);"]
+        product = ["float back[V];", *product]
+        packs = [self.pack(grad, self.stored) for grad in grads]
+        if self.alone:
+            body += packs
+            earlier = ["if (begin + t + 1 < steps) {", *indented(self._stores(grads, "(begin + t + 1)")), "}"]
+            for node, slot in self._slots.items():
+                kept = f"i.kept(place, {slot}, j)"
+                beside += self.now(self._was(node), kept)
+            of_step = self.lone_step(product, [*beside, *earlier, *again, *following], lines, "1 - t % 2")
+        else:
+            # while other blocks give their numbers
+            after = [*self._stores(grads, "(begin + t)"), *following, *again]
+            of_step = [*product, *packs, *self.shared_step(lines, after, "1 - t % 2")]
         inner = ["const int count = steps - begin < T ? steps - begin : T;"]
         inner += self._states_taken()
         inner += [
@@ -393,14 +445,13 @@ class FeedbackBackwardWriter(FeedbackWriter, BackwardWriter):
             "for (int t = T - 1; t >= 0; --t) {",
             "    if (t >= count) continue;",
             "    const int place = (chunks - 1 - chunk) & 1 ? T - 1 - t : t;",
-            "    float back[V];",
-            *indented(self._from_ring() if self.feedback.delays else ["i.product(t % 2, back);"]),
-            *(f"    {self.pack(grad, self.stored)}" for grad in grads),
-            *indented(self.shared_step(lines, after, "1 - t % 2")),
+            *indented(of_step),
             "}",
             "begin -= T;",
         ]
         body += ["for (int chunk = chunks - 1; chunk >= 0; --chunk) {", *indented(inner), "}", "i.end();"]
+        if self.alone:
+            body += ["if (steps > 0) {", *indented(self._stores(grads, "0")), "}"]
         scaled = [line for name, node in self._derivative.factors.items() for line in self._scaled(name, node)]
         if self._totals:
             scaled.append(f"store({self.argument('totals', 'sum', 'grad_params', len(self.plan.learn))} + i, total);")
@@ -414,6 +465,14 @@ class FeedbackBackwardWriter(FeedbackWriter, BackwardWriter):
                 f"if (threadIdx.x == 0) {tensor}[i.block] = {of_block};",
             ]
         return self.finished([step, adjoint] if self._kept else [adjoint], body)
+
+    def _stores(self, grads: Sequence[str], step: str) -> List[str]:
+        """Stores of the gradients of a step, whose number is a text."""
+        return [f"store({self.all(f'{grad}s', 'grad_inputs', k, step)}, {grad});" for k, grad in enumerate(grads)]
+
+    def _was(self, node: Node) -> str:
+        """A value that was kept of a step, of all neurons of a thread: its place is taken meanwhile."""
+        return self.unique(f"kept_{self._slots[node]}")
 
     def _ring(self) -> List[str]:
         """The lines that take the delays, and the ring of what comes from each step for earlier outputs."""
@@ -526,7 +585,10 @@ class FeedbackBackwardWriter(FeedbackWriter, BackwardWriter):
 
     def _back_step(self, adjoint: Function) -> List[str]:
         """One step backwards of a thread's neurons."""
-        where = {node: f"i.kept(place, {slot}, j)" for node, slot in self._slots.items()}
+        where = {
+            node: f"{self._was(node)}[j]" if self.alone else f"i.kept(place, {slot}, j)"
+            for node, slot in self._slots.items()
+        }
         for index in self.plan.arriving:
             arrived = self._arrived[self.local[output_cotangent(index)]]
             where[output_cotangent(index)] = f"{arrived} + back[j]" if index == self.feedback.output else arrived
