@@ -111,6 +111,11 @@ __device__ __forceinline__ float chosen(bool first, float a, float b) {
         : "=f"(x) : "f"(a), "f"(b), "r"((unsigned)first));
     return x;
 }
+// Four numbers from shared memory, loaded here and not where they are used.
+__device__ __forceinline__ void load_here(float (&x)[4], const float* from) {
+    asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];"
+        : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3]) : "r"(shared_address(from)) : "memory");
+}
 __device__ __forceinline__ unsigned transposed(unsigned x) {
     unsigned y;
     asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));

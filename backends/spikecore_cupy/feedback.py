@@ -12,7 +12,7 @@ chunk are computed again while the adjoint of the chunk behind it waits for othe
 
 from __future__ import annotations
 
-from typing import Callable, Dict, List, Mapping, Sequence
+from typing import Callable, Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
 from spikecore.backend import Feedback
 from spikecore.kernels import BackwardPlan, ForwardPlan
@@ -26,6 +26,22 @@ from spikecore_cupy.writer import Writer
 HEADER = "recurrent.cuh"
 #: Address of a step of a tensor, from the text of its number.
 At = Callable[[str], str]
+
+
+class Walk(NamedTuple):
+    """A step of a tensor, of which a kernel knows the place alone: the name of that, the tensor, and its stride."""
+
+    here: str
+    tensor: str
+    stride: str
+
+    def begin(self, step: str) -> str:
+        """The line that finds the place of a step."""
+        return f"auto {self.here} = {self.tensor} + {step} * {self.stride};"
+
+    def move(self, sign: str, times: str = "") -> List[str]:
+        """Lines that go on, so that the compiler does not find the place anew."""
+        return [f"{self.here} {sign}= {times}{self.stride};", f"hold({self.here});"]
 
 
 class FeedbackWriter(Writer):
@@ -130,11 +146,19 @@ class FeedbackWriter(Writer):
         """Lines that take a number of each neuron, which is named ``name[j]`` then."""
         return [self.pack(name, kind), *over_neurons([f"{name}[j] = {value};"])]
 
-    def lone_step(self, product: Sequence[str], beside: Sequence[str], each: Sequence[str], buffer: str) -> List[str]:
-        """Lines of a step of a block that waits for no other. ``beside`` is what the product does not need: without
-        branches it is done while the product waits for shared memory and for other lanes.
+    def lone_step(
+        self, buffer: str, before: Sequence[str], product: Sequence[str], beside: Sequence[str], each: Sequence[str]
+    ) -> List[str]:
+        """Lines of a step of a block that waits for no other: from the numbers in a buffer to those in the other one.
+        ``before`` is done while the first numbers come from shared memory; it may have branches. ``beside`` has none,
+        so that it is done while the product waits for other lanes.
         """
-        return ["loads_wait<1>();", *product, *beside, "loads_begun();", *each, f"i.pass({buffer});"]
+        first = ["loads_wait<1>();", f"const auto early = i.first_groups({buffer});"]
+        return [*first, *before, *product, *beside, "loads_begun();", *each, f"i.pass(1 - {buffer});"]
+
+    def product(self, buffer: str) -> str:
+        """The line that multiplies."""
+        return f"i.product({buffer}, back{', early' if self.alone else ''});"
 
     def shared_step(self, each: Sequence[str], after: Sequence[str], buffer: str) -> List[str]:
         """Lines of a step: what it computes and gives, and the work while numbers go to all blocks, such as loads."""
@@ -146,6 +170,11 @@ class FeedbackWriter(Writer):
         if after:
             lines += ["if (i.works()) {", *indented(after), "}"]
         return [*lines, f"i.wait({buffer});"]
+
+    def walking(self, name: str, tensor: str, group: str, number: int) -> Walk:
+        """The place of one step of a tensor, which goes from step to step: a product of 64 bits takes longer."""
+        pointer, stride = self.argument(tensor, "pointer", group, number), self.stride(tensor, group, number)
+        return Walk(self.unique(f"{name}_here"), pointer, stride)
 
     def each_step(self, tensor: str, group: str, number: int) -> At:
         """Address of a step in a tensor of all steps."""
@@ -208,18 +237,16 @@ class FeedbackForwardWriter(FeedbackWriter, ForwardWriter):
         packs = [*(f"Pack<{stored}, V> {drive};" for drive in drives), *(self.pack(out, stored) for out in self._outs)]
         # loaded before the product, so that the loads are under way while it is computed
         earlier = [self.pack("earlier"), *over_neurons([self._loaded()])] if self.feedback.delays else []
-        product, last = [f"float back[{self._sums}];", "i.product(1 - k, back);"], []
+        product, last = [f"float back[{self._sums}];", self.product("(1 - k)")], []
         steps = ["const int t = pair + k;", "if (t >= steps) continue;"]
         if self.alone:
             starts += packs
             last = ["if (steps > 0) {", *indented(self._stores(drives, "(steps - 1)")), "}"]
-            before = ["if (t > 0) {", *indented(self._stores(drives, "(t - 1)")), "}"]
             # with delays an earlier output may be that of the step before
-            first, beside = ([*before, *earlier], []) if earlier else ([], before)
+            before = ["if (t > 0) {", *indented(self._stores(drives, "(t - 1)")), "}", *earlier, *self._saving()]
             for n, (name, at) in enumerate(zip(self.program.inputs, every)):
-                beside += self.now(self._now(name), self.value(f"arrived({at('t')}, {n}, k, j)"))
-            beside += [*self._saving(), *ahead]
-            steps += [*first, *self.lone_step(product, beside, inner, "k")]
+                before += self.now(self._now(name), self.value(f"arrived({at('t')}, {n}, k, j)"))
+            steps += self.lone_step("(1 - k)", before, product, ahead, inner)
         else:
             after = [*ahead, *self._stores(drives, "t")]
             steps += [*earlier, *product, *packs, *self.shared_step([*self._saving(), *inner], after, "k")]
@@ -350,6 +377,8 @@ PASSED = "i.pass((steps - 1) & 1), i.wait((steps - 1) & 1);"
 #: beginning. A time is negative where there is no such chunk.
 EARLIER_TWO = "begin - T + done + ((done + k) & 1) - (done + ((done + k) & 1) < T ? 0 : 2 * T)"
 EARLIER = "begin + 1 - t - (t > 1 ? 0 : 2 * T)"
+#: The same of the last step: its number in its chunk is T - 1 - done.
+FIRST_AHEAD = "(begin + 2 - T + done - (T - 1 - done > 1 ? 0 : 2 * T))"
 
 
 class FeedbackBackwardWriter(FeedbackWriter, BackwardWriter):
@@ -387,10 +416,19 @@ class FeedbackBackwardWriter(FeedbackWriter, BackwardWriter):
         first: List[str] = []
         following: List[str] = []
         beside: List[str] = []
+        #: Where what arrives is, and how it is found from one step to the next.
+        walks: List[str] = []
+        moves: List[str] = []
         for k, stream in enumerate(streams):
             at = self.each_step(stream.tensor, stream.group, stream.number)
             first += self.first_two(at, LAST_TWO, k)
-            following.append(f"if (begin + t >= 2) begin_arrival({at('(begin + t - 2)')}, {k}, t % 2);")
+            if self.alone:
+                way = self.walking(stream.name, stream.tensor, stream.group, stream.number)
+                walks.append(way.begin("(steps - 3)"))
+                following.append(f"if (begin + t >= 2) begin_arrival({way.here} + i, {k}, t % 2);")
+                moves += way.move("-")
+            else:
+                following.append(f"if (begin + t >= 2) begin_arrival({at('(begin + t - 2)')}, {k}, t % 2);")
             arrived = f"arrived({at('(begin + t)')}, {k}, t % 2, j)"
             arrived = self.value(arrived) if stream.kind == self.stored else arrived
             if self.alone:
@@ -402,21 +440,33 @@ class FeedbackBackwardWriter(FeedbackWriter, BackwardWriter):
         body += self._ring() if self.feedback.delays else ()
         body += ["const int chunks = (steps + T - 1) / T;", "int begin = (chunks - 1) * T;"]
         again: List[str] = []
+        corrected: List[str] = []
         if inputs or self._kept:
             body += self._first_again(step, {leaf: at for leaf, (at, _) in inputs.items()})
             drives = {
                 leaf: self.value(f"arrived({at('(begin - 1 - t)')}, {k}, 1 - t % 2, j)")
                 for leaf, (at, k) in inputs.items()
             }
-            of_step = self._again(step, drives, "place")
-            # where a block is alone it is done of the first chunk, too: nobody reads that, and there is no branch
-            again += of_step if self.alone else ["if (chunk) {", *indented(of_step), "}"]
+            if self.alone:
+                for leaf in inputs:
+                    name = self.unique(f"{self.local[leaf]}_now")
+                    beside += self.now(name, drives[leaf])
+                    drives[leaf] = f"{name}[j]"
+            again, corrected = self._again(step, drives, "place")
             if inputs:
-                again.append(f"const int ahead = {EARLIER};")
-            for at, k in inputs.values():
+                following.append(f"const int ahead = {EARLIER};")
+            for leaf, (at, k) in inputs.items():
                 first += self.first_two(at, EARLIER_TWO, k)
-                again.append(f"if (ahead >= 0) begin_arrival({at('ahead')}, {k}, 1 - t % 2);")
-            following += self._states_ahead()
+                where = at("ahead")
+                if self.alone:
+                    name = self.local[leaf]
+                    way = self.walking(name, f"{name}s", "inputs", self.program.inputs.index(str(leaf.attr)))
+                    walks.append(way.begin(FIRST_AHEAD))
+                    moves += way.move("+", "(t == 2 % T ? 1 - 2 * T : 1) * ")
+                    where = f"{way.here} + i"
+                following.append(f"if (ahead >= 0) begin_arrival({where}, {k}, 1 - t % 2);")
+            if not self.alone:
+                following += self._states_ahead()
         body += self.arriving_first(first)
         # the last step gets nothing from a later one
         gave = self.of_gates("gave")
@@ -424,22 +474,32 @@ class FeedbackBackwardWriter(FeedbackWriter, BackwardWriter):
         body += [f"if (i.works()) {give}" for give in self._giving("(steps - 1) & 1")] + [PASSED]
         lines = [*self._back_step(adjoint), *self._giving("1 - t % 2")]
         grads = [self._grad_input(self.program.inputs[index]) for index in self.plan.wanted]
-        product = self._from_ring() if self.feedback.delays else ["i.product(t % 2, back);"]
+        product = self._from_ring() if self.feedback.delays else [self.product("(t % 2)")]
         product = ["float back[V];", *product]
         packs = [self.pack(grad, self.stored) for grad in grads]
         if self.alone:
-            body += packs
-            earlier = ["if (begin + t + 1 < steps) {", *indented(self._stores(grads, "(begin + t + 1)")), "}"]
+            earlier = []
+            for k, grad in enumerate(grads):
+                way = self.walking(grad, f"{grad}s", "grad_inputs", k)
+                walks.append(way.begin("steps"))
+                earlier.append(f"store({way.here} + i, {grad});")
+                moves += way.move("-")
+            body += [*packs, *walks]
+            earlier = ["if (begin + t + 1 < steps) {", *indented(earlier), "}"] if grads else []
             for node, slot in self._slots.items():
                 kept = f"i.kept(place, {slot}, j)"
                 beside += self.now(self._was(node), kept)
-            of_step = self.lone_step(product, [*beside, *earlier, *again, *following], lines, "1 - t % 2")
+            before = [*earlier, *beside]
+            # the steps of the first chunk are computed, too, which nobody reads: there is no branch
+            of_step = self.lone_step("(t % 2)", before, product, [*following, *again, *moves], [*lines, *corrected])
         else:
             # while other blocks give their numbers
-            after = [*self._stores(grads, "(begin + t)"), *following, *again]
+            after = [*self._stores(grads, "(begin + t)")]
+            after += ["if (chunk) {", *indented([*again, *corrected]), "}"] if again else []
+            after += following
             of_step = [*product, *packs, *self.shared_step(lines, after, "1 - t % 2")]
         inner = ["const int count = steps - begin < T ? steps - begin : T;"]
-        inner += self._states_taken()
+        inner += [*self._states_taken(), *(self._states_ahead() if self.alone and again else ())]
         inner += [
             "#pragma unroll 2",
             "for (int t = T - 1; t >= 0; --t) {",
@@ -490,7 +550,7 @@ class FeedbackBackwardWriter(FeedbackWriter, BackwardWriter):
         return [
             self.pack("sent"),
             *over_neurons([*later, f"sent[j] = lag[j] == {zero} ? {zero} : {place.format('later')};"]),
-            "i.product(t % 2, back);",
+            self.product("(t % 2)"),
             *over_neurons(
                 [
                     f"if (i.works() && i.has(j)) {place.format('at_ring')} = back[j];",
@@ -525,7 +585,7 @@ class FeedbackBackwardWriter(FeedbackWriter, BackwardWriter):
         bytes of a thread, and takes 0.98 of the time for 256 rows (H100).
         """
         if not self.shape.apart:
-            return self._states_of("(chunk - 2)", "if (chunk > 1 && t == (count > 1)) {")
+            return self._states_of("(chunk - 2)", f"if (chunk > 1{'' if self.alone else ' && t == (count > 1)'}) {{")
         if not self._kept or not self._states:
             return []
         loads = [f"will_load<V>({self.saved_at(name, '(chunk - 2)')});" for name in self._states]
@@ -562,7 +622,8 @@ class FeedbackBackwardWriter(FeedbackWriter, BackwardWriter):
         def loop(until: str, time: str, place: str) -> List[str]:
             packs = [f"const Pack<{self.stored}, V> {names[leaf]}" for leaf in inputs]
             loading = [f"{pack} = load<V>({at(time)});" for pack, at in zip(packs, inputs.values())]
-            inner = indented([*loading, *self._again(step, values, place)])
+            again, corrected = self._again(step, values, place)
+            inner = indented([*loading, *again, *corrected])
             return [f"for (int k = 0; k < {until}; ++k) {{", *inner, "}"]
 
         inner = self._states_of("(chunks - 1)", "{", False) + loop("steps - begin", "(begin + k)", "k")
@@ -570,18 +631,21 @@ class FeedbackBackwardWriter(FeedbackWriter, BackwardWriter):
         inner += ["if (chunks > 1) {", *indented(before), "}"]
         return [*lines, "const int done = T - (steps - begin);", "if (i.works()) {", *indented(inner), "}"]
 
-    def _again(self, step: Function, inputs: Mapping[Node, str], place: str) -> List[str]:
-        """A step again from its inputs, which keeps what the adjoint is computed from in a place."""
+    def _again(self, step: Function, inputs: Mapping[Node, str], place: str) -> Tuple[List[str], List[str]]:
+        """A step again from its inputs, which keeps what the adjoint is computed from in a place: lines that may be
+        wrong where a division is not ordinary, and those that correct it.
+        """
         keeping = [f"i.kept({place}, {self._slots[leaf]}, j) = {inputs[leaf]};" for leaf in self._reads]
         lines = over_neurons(keeping) if keeping else []
         if not self._kept:
-            return lines
+            return lines, []
         states = self._packs()
         slots = [f"i.kept({place}, {self._slots[node]}, j)" for node in self._kept]
         following = [self.unique(f"{state}_following") for state in states]
-        lines += [self.pack(name) for name in following]
-        lines += self.each(step, [*(f"{name}[j]" for name in following), *slots], inputs)
-        return [*lines, *(f"{state} = {new};" for state, new in zip(states, following))]
+        targets = [*(f"{name}[j]" for name in following), *slots]
+        lines += [*map(self.pack, following), *self.quickly(step, targets, inputs)]
+        carried = [f"{state} = {new};" for state, new in zip(states, following)]
+        return lines, [*self.plainly(step, targets, inputs), *carried]
 
     def _back_step(self, adjoint: Function) -> List[str]:
         """One step backwards of a thread's neurons."""

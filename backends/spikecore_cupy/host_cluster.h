@@ -105,6 +105,7 @@ inline float exchanged(float x, int bits) {
     return __uint_as_float(other);
 }
 inline float chosen(bool first, float a, float b) { return first ? a : b; }
+inline void load_here(float (&x)[4], const float* from) { memcpy(x, from, sizeof x); }
 inline void warp_wait() { pthread_barrier_wait(&own_warp().all); }
 inline unsigned transposed(unsigned x) {
     Warp& warp = own_warp();

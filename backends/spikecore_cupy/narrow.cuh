@@ -24,8 +24,14 @@ struct Narrow {
     // Numbers that neurons give to one another, twice, so that one barrier a step is enough; then those of threads.
     static constexpr int GIVEN = GIVES * ROWS * PADDED, NUMBERS = (LENGTH * KEPT + 2 * ARRIVING) * V * BLOCK_THREADS;
     static constexpr int MEMORY = 4 * (2 * GIVEN + NUMBERS);
+    // Groups of numbers of a product, and those that are loaded before other work.
+    static constexpr int GROUPS = GIVES * QUADS * ROWS, EARLY = GROUPS < 4 ? GROUPS : 4;
     // Of a cluster of one block.
     static constexpr int C = 1, MT = BLOCK_THREADS / 32, KG = 1;
+
+    struct First {
+        Quad of[EARLY];
+    };
 
     long long first;
     int offset[V];
@@ -104,26 +110,32 @@ struct Narrow {
         }
     }
 
+    // Group n of the numbers that a thread multiplies, and the first ones.
+    __device__ __forceinline__ const float* group(int buffer, int n) const {
+        const int row = n / (GIVES * QUADS), given_at = n % (GIVES * QUADS);
+        const int at = (given_at / QUADS * ROWS + row) * PADDED + 4 * LANES * (given_at % QUADS);
+        return given(buffer) + at + 4 * lane;
+    }
+    __device__ __forceinline__ First first_groups(int buffer) const {
+        First found;
+        #pragma unroll
+        for (int n = 0; n < EARLY; ++n) load_here(found.of[n].of, group(buffer, n));
+        return found;
+    }
     // What comes to this thread's neurons from the numbers in one of the two buffers: sum s of neuron j at s * V + j.
-    __device__ __forceinline__ void product(int buffer, float (&sum)[SUMS * V]) const {
-        const float* from = given(buffer) + 4 * lane;
+    __device__ __forceinline__ void product(int buffer, float (&sum)[SUMS * V], const First& early) const {
         float c[SUMS][CELLS] = {};
         #pragma unroll
-        for (int g = 0; g < GIVES; ++g) {
+        for (int n = 0; n < GROUPS; ++n) {
+            const Quad x = n < EARLY ? early.of[n] : *reinterpret_cast<const Quad*>(group(buffer, n));
+            const int row = n / (GIVES * QUADS), g = n / QUADS % GIVES, q = n % QUADS;
             #pragma unroll
-            for (int q = 0; q < QUADS; ++q) {
+            for (int e = 0; e < 4; ++e) {
                 #pragma unroll
-                for (int r = 0; r < ROWS; ++r) {
-                    const Quad x = *reinterpret_cast<const Quad*>(from + (g * ROWS + r) * PADDED + 4 * LANES * q);
+                for (int s = 0; s < SUMS; ++s) {
                     #pragma unroll
-                    for (int e = 0; e < 4; ++e) {
-                        #pragma unroll
-                        for (int s = 0; s < SUMS; ++s) {
-                            #pragma unroll
-                            for (int n = 0; n < EACH; ++n)
-                                c[s][r * EACH + n] = fmaf(w[s][g][q][e][n], x.of[e], c[s][r * EACH + n]);
-                        }
-                    }
+                    for (int m = 0; m < EACH; ++m)
+                        c[s][row * EACH + m] = fmaf(w[s][g][q][e][m], x.of[e], c[s][row * EACH + m]);
                 }
             }
         }

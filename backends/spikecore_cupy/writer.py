@@ -237,17 +237,20 @@ class Writer(TextWriter):
 
     def each(self, function: Function, targets: Sequence[str], where: Mapping[Node, str]) -> List[str]:
         """A step of each of a thread's neurons; no target is an argument, too, so that it may be computed twice."""
+        return [*self.quickly(function, targets, where), *self.plainly(function, targets, where)]
+
+    def quickly(self, function: Function, targets: Sequence[str], where: Mapping[Node, str]) -> List[str]:
+        """The first lines of :meth:`each`, behind which the divisions of a few numbers may be wrong."""
         if not function.template:
             return over_neurons([self.call(function, targets, where)])
+        return ["Quick quick;", *over_neurons([self.call(function, [*targets, "quick"], where)])]
+
+    def plainly(self, function: Function, targets: Sequence[str], where: Mapping[Node, str]) -> List[str]:
+        """The lines behind them, which compute a step again where a division may be wrong."""
+        if not function.template:
+            return []
         plain = over_neurons([self.call(function, [*targets, "plain"], where)])
-        return [
-            "Quick quick;",
-            *over_neurons([self.call(function, [*targets, "quick"], where)]),
-            "if (!quick.sure) {",
-            "    Plain plain;",
-            *indented(plain),
-            "}",
-        ]
+        return ["if (!quick.sure) {", "    Plain plain;", *indented(plain), "}"]
 
     def of_step(self, stream: str) -> str:
         """The numbers of this thread at step t, of a tensor that is read step by step."""
