@@ -18,7 +18,7 @@ from spikecore.backend import Feedback
 from spikecore.kernels import BackwardPlan, ForwardPlan
 from spikecore.kernels.writing import Argument, indented, input_leaf, output_cotangent, state_cotangent
 from spikecore.lang import Node
-from spikecore_cupy.feedback_shape import Narrow, Shape, for_forward, parts_of
+from spikecore_cupy.feedback_shape import Layout, Narrow, for_forward, parts_of
 from spikecore_cupy.source import BackwardWriter, ForwardWriter
 from spikecore_cupy.text import CudaPrinter, Form, Function, Source, over_neurons
 from spikecore_cupy.writer import Writer
@@ -47,7 +47,7 @@ class Walk(NamedTuple):
 class FeedbackWriter(Writer):
     """Base of the writers of both directions."""
 
-    shape: Shape
+    shape: Layout
     printer: CudaPrinter
     feedback: Feedback
     at_once = True
@@ -184,7 +184,7 @@ class FeedbackWriter(Writer):
 class FeedbackForwardWriter(FeedbackWriter, ForwardWriter):
     """Writes the forward kernel of a plan with feedback."""
 
-    def __init__(self, plan: ForwardPlan, shape: Shape) -> None:
+    def __init__(self, plan: ForwardPlan, shape: Layout) -> None:
         self.feedback = plan.spec.feedback or Feedback()
         self.shape = for_forward(plan.program, plan.spec, shape)
         super().__init__(plan, Form(shape.each, shape.length))
@@ -384,7 +384,7 @@ FIRST_AHEAD = "(begin + 2 - T + done - (T - 1 - done > 1 ? 0 : 2 * T))"
 class FeedbackBackwardWriter(FeedbackWriter, BackwardWriter):
     """Writes the backward kernel of a plan with feedback."""
 
-    def __init__(self, plan: BackwardPlan, shape: Shape) -> None:
+    def __init__(self, plan: BackwardPlan, shape: Layout) -> None:
         # what the base finds needs a form, whose width depends on the shape alone
         self.feedback = plan.spec.feedback or Feedback()
         super().__init__(plan, Form(shape.each, shape.length))

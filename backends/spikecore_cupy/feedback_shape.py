@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import lru_cache
-from typing import List, NamedTuple, Sequence, Tuple
+from typing import List, NamedTuple, Sequence, Tuple, Union
 
 import torch
 
@@ -191,6 +191,10 @@ class Narrow(NamedTuple):
         return f"Narrow<{', '.join(map(str, self))}>"
 
 
+#: A layout of a kernel with feedback.
+Layout = Union[Shape, Narrow]
+
+
 def _fits(shape: Shape, room: int) -> bool:
     return shape.threads <= 1024 and shape.weights + room <= shape.registers
 
@@ -198,12 +202,15 @@ def _fits(shape: Shape, room: int) -> bool:
 @lru_cache(maxsize=256)
 def shapes_of(
     width: int, dtype: torch.dtype, multiprocessors: int = MULTIPROCESSORS, gates: int = 1
-) -> Tuple[Shape, ...]:
+) -> Tuple[Layout, ...]:
     """The layouts of a width whose registers hold the weights, that with most blocks first; none where it is too wide.
 
     All of them give the same bits, so that the batch changes no bit of a row. ``multiprocessors``: how many the GPU
     has, which all blocks of a row need at once. ``gates``: inputs that the outputs come back to.
     """
+    whole = narrow_shapes(width, gates) if dtype == torch.float32 else []
+    if whole:
+        return tuple(whole)
     if gates > 1:
         return _shapes_of_gates(width, parts_of(dtype), gates)
     parts, split = parts_of(dtype), 1 if width <= NARROW else 2
@@ -212,6 +219,14 @@ def shapes_of(
     if not fitting:
         return tuple(shapes_apart(width, parts, multiprocessors))
     return tuple([shape for shape in fitting if shape.order == fitting[0].order])
+
+
+def narrow_shapes(width: int, gates: int = 1) -> List[Narrow]:
+    """The layouts of a width of which a block has whole rows; none where that is too wide."""
+    if width > (64 if gates > 1 else 128):
+        return []
+    lanes = 8 if width <= 64 else 16
+    return [Narrow(width, lanes, 4 if gates == 1 else 2, rows, gates=gates) for rows in (1, 2, 4)]
 
 
 def _shapes_of_gates(width: int, parts: int, gates: int) -> Tuple[Shape, ...]:
@@ -235,12 +250,14 @@ def shapes_apart(width: int, parts: int, multiprocessors: int = MULTIPROCESSORS)
     return []
 
 
-def by_time(shapes: Sequence[Shape], batch: int, multiprocessors: int) -> List[Shape]:
+def by_time(shapes: Sequence[Layout], batch: int, multiprocessors: int) -> List[Layout]:
     """The layouts of a width, that with which all rows of a batch take the least time first: many blocks for a cluster
     as long as all clusters run at once.
     """
 
-    def time(shape: Shape) -> float:
+    def time(shape: Layout) -> float:
+        if isinstance(shape, Narrow):
+            return -(-batch // shape.rows // multiprocessors) * shape.rows
         if shape.apart:
             return -(-batch // (shape.rows * (multiprocessors // shape.cluster))) * (MEETING + shape.tiles)
         at_once = max(1, CO_RESIDENT[shape.cluster] * multiprocessors // MULTIPROCESSORS)
@@ -265,7 +282,7 @@ def length_of(program: Program, spec: Spec) -> int:
     return max(2, min(LONGEST, KEPT // kept_of(program, spec) // 2 * 2))
 
 
-def for_forward(program: Program, spec: Spec, shape: Shape) -> Shape:
+def for_forward(program: Program, spec: Spec, shape: Layout) -> Layout:
     """A layout as forward has it: spikes are one part, and no step is kept."""
     if isinstance(shape, Narrow):
         return shape._replace(length=1, kept=0, arriving=len(program.inputs), gives=1)
@@ -274,7 +291,7 @@ def for_forward(program: Program, spec: Spec, shape: Shape) -> Shape:
     return shape._replace(value_parts=parts, length=1, kept=0, arriving=len(program.inputs), gives=1)
 
 
-def most_of(program: Program, spec: Spec, shape: Shape) -> Shape:
+def most_of(program: Program, spec: Spec, shape: Layout) -> Layout:
     """A layout with the most that backward may keep in it, whatever gradients are asked for."""
     arriving = len(program.inputs) + len(program.outputs) + len(program.states)
     length, kept = length_of(program, spec), kept_of(program, spec)

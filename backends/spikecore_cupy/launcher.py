@@ -20,7 +20,7 @@ from spikecore_cupy.feedback import FeedbackBackwardWriter, FeedbackForwardWrite
 from spikecore_cupy.feedback_shape import (
     MEMORY,
     MULTIPROCESSORS,
-    Shape,
+    Layout,
     by_time,
     length_of,
     shapes_of,
@@ -352,7 +352,7 @@ class Launcher:
         return kernel
 
 
-def shapes_for(plan: Plan, width: int, multiprocessors: int = MULTIPROCESSORS) -> Sequence[Shape]:
+def shapes_for(plan: Plan, width: int, multiprocessors: int = MULTIPROCESSORS) -> Sequence[Layout]:
     """Possible layouts of the kernels of a plan for rows of so many neurons, the layout with most blocks first."""
     shapes = shapes_of(width, plan.dtype, multiprocessors, len(plan.spec.drives))
     if not shapes:
@@ -363,7 +363,7 @@ def shapes_for(plan: Plan, width: int, multiprocessors: int = MULTIPROCESSORS) -
     return [shape._replace(length=length) for shape in shapes]
 
 
-def print_feedback(plan: Plan, shape: Shape) -> Tuple[Source, Shape]:
+def print_feedback(plan: Plan, shape: Layout) -> Tuple[Source, Layout]:
     """The kernel of a plan with feedback, and its shape with what depends on the plan."""
     if isinstance(plan, ForwardPlan):
         writer: Union[FeedbackForwardWriter, FeedbackBackwardWriter] = FeedbackForwardWriter(plan, shape)
@@ -378,7 +378,7 @@ class FeedbackLauncher:
     def __init__(self, kernel: Callable[..., Any], plan: Plan, groups: Sequence[str], learnt: Sequence[str]) -> None:
         self.kernel, self.plan, self.groups, self.learnt = kernel, plan, groups, learnt
         self._params = groups.index("params")
-        self._kernels: Dict[Shape, _Printed] = {}
+        self._kernels: Dict[Layout, _Printed] = {}
         #: For rows of so many neurons, a batch, and multiprocessors.
         self._chosen: Dict[Tuple[int, int, int], _Printed] = {}
 
@@ -417,7 +417,7 @@ class FeedbackLauncher:
             self._chosen[key] = printed
         return printed
 
-    def _of(self, shape: Shape) -> _Printed:
+    def _of(self, shape: Layout) -> _Printed:
         printed = self._kernels.get(shape)
         if printed is None:
             printed = self._kernels[shape] = _Printed(self.kernel, self.plan, shape, self.groups)
@@ -427,7 +427,7 @@ class FeedbackLauncher:
 class _Printed:
     """A kernel, its shape, and where its arguments are."""
 
-    def __init__(self, kernel: Callable[..., Any], plan: Plan, shape: Shape, groups: Sequence[str]) -> None:
+    def __init__(self, kernel: Callable[..., Any], plan: Plan, shape: Layout, groups: Sequence[str]) -> None:
         source, self.shape = print_feedback(plan, shape)
         places = Places(source.arguments, groups)
         self.pointers, self.sums = places.of("pointer"), places.of("sum")

@@ -21,7 +21,7 @@ from spikecore.testing.naming import usable
 from spikecore_cupy import launcher
 from spikecore_cupy.device import headers
 from spikecore_cupy.feedback import HEADER
-from spikecore_cupy.feedback_shape import MEMORY, Shape, kept_of, length_of, parts_of, shapes, shapes_of, takes
+from spikecore_cupy.feedback_shape import MEMORY, Narrow, Shape, kept_of, length_of, parts_of, shapes, shapes_of, takes
 from spikecore_cupy.host import HostClustersBackend, reason
 from spikecore_cupy.launcher import print_feedback, shapes_for
 
@@ -85,47 +85,58 @@ def compare(host: str, net: Any, x: torch.Tensor, record: Sequence[str], **more:
         assert (mine[name] - value).double().norm() <= 1e-6 * value.double().norm(), name
 
 
-#: cluster, warps that share a sum, tiles of 8 rows; width, steps, rows. Sizes that fill no tile, and several clusters.
+PARTS = parts_of(torch.float32)
+#: Width, cluster, warps that share a sum, tiles of 8 rows; or width, lanes, sums that they share, rows. Then steps and
+#: rows of the batch: sizes that fill no tile, and several clusters.
 LAYOUTS = [
-    ((1, 1, 1), 5, 19, 2),
-    ((1, 2, 1), 40, 5, 3),
-    ((2, 2, 2), 20, 4, 17),
-    ((1, 4, 2), 20, 4, 17),
-    ((8, 1, 1), 33, 3, 1),
-    ((10, 1, 2), 140, 3, 17),
-    ((10, 2, 1), 37, 4, 20),
-    ((10, 2, 1), 17, 21, 2),
+    (Shape(5, 1, 1, 1, PARTS), 19, 2),
+    (Shape(40, 1, 2, 1, PARTS), 5, 3),
+    (Shape(20, 2, 2, 2, PARTS), 4, 17),
+    (Shape(20, 1, 4, 2, PARTS), 4, 17),
+    (Shape(33, 8, 1, 1, PARTS), 3, 1),
+    (Shape(140, 10, 1, 2, PARTS), 3, 17),
+    (Shape(37, 10, 2, 1, PARTS), 4, 20),
+    (Shape(17, 10, 2, 1, PARTS), 21, 2),
+    (Narrow(5, 8, 4, 2), 19, 3),
+    (Narrow(40, 8, 4, 4), 4, 5),
+    (Narrow(32, 8, 8), 5, 2),
+    (Narrow(100, 16, 4), 3, 1),
 ]
 
 GATED = [
-    ("SpikingLSTM", (1, 1, 1), 5, 19, 2),
-    ("SpikingGRU", (2, 1, 2), 20, 4, 17),
-    ("SpikingLSTM", (2, 2, 2), 33, 3, 9),
-    ("SpikingLSTM", (8, 1, 1), 130, 3, 1),
+    ("SpikingLSTM", Shape(5, 1, 1, 1, PARTS), 19, 2),
+    ("SpikingGRU", Shape(20, 2, 1, 2, PARTS), 4, 17),
+    ("SpikingLSTM", Shape(33, 2, 2, 2, PARTS), 3, 9),
+    ("SpikingLSTM", Shape(130, 8, 1, 1, PARTS), 3, 1),
+    ("SpikingLSTM", Narrow(33, 8, 4), 5, 3),
+    ("SpikingGRU", Narrow(20, 8, 4, 2), 19, 3),
 ]
 
 
-@pytest.mark.parametrize(("layout", "width", "steps", "batch"), LAYOUTS, ids=str)
+def short(value: Any) -> str:
+    """A layout by what a test chooses of it."""
+    return f"{type(value).__name__}{value[:4]}" if isinstance(value, tuple) else str(value)
+
+
+@pytest.mark.parametrize(("shape", "steps", "batch"), LAYOUTS, ids=short)
 def test_every_layout_gives_the_loop(
-    host: str, monkeypatch: pytest.MonkeyPatch, layout: Any, width: int, steps: int, batch: int
+    host: str, monkeypatch: pytest.MonkeyPatch, shape: Any, steps: int, batch: int
 ) -> None:
     """Outputs, states and records to the bit."""
-    shape = Shape(width, *layout, parts_of(torch.float32))
     monkeypatch.setattr(launcher, "shapes_of", lambda *_: (shape,))
-    net = layer(sc.ALIF(learn=("threshold",), backend="torch"), width)
-    compare(host, net, drawn(steps, batch, width) * 2, ("v", "a"))
+    net = layer(sc.ALIF(learn=("threshold",), backend="torch"), shape.width)
+    compare(host, net, drawn(steps, batch, shape.width) * 2, ("v", "a"))
 
 
-@pytest.mark.parametrize(("kind", "layout", "width", "steps", "batch"), GATED, ids=str)
+@pytest.mark.parametrize(("kind", "shape", "steps", "batch"), GATED, ids=short)
 def test_gates_take_one_launch(
-    host: str, monkeypatch: pytest.MonkeyPatch, kind: str, layout: Any, width: int, steps: int, batch: int
+    host: str, monkeypatch: pytest.MonkeyPatch, kind: str, shape: Any, steps: int, batch: int
 ) -> None:
     """Outputs that come back to three or four inputs, as spikes and as numbers: the bits of the reference's loop."""
+    width = shape.width
     net = getattr(sc.layers, kind)(width, width)
     gates = net.recurrent.linear.out_features // width
-    monkeypatch.setattr(
-        launcher, "shapes_of", lambda *_: (Shape(width, *layout, parts_of(torch.float32), gates=gates),)
-    )
+    monkeypatch.setattr(launcher, "shapes_of", lambda *_: (shape._replace(gates=gates),))
     with torch.no_grad():
         for k, value in enumerate(net.parameters()):
             value.copy_((drawn(*value.shape, seed=k) * 3).round() / 8)
