@@ -12,173 +12,16 @@ chunk are computed again while the adjoint of the chunk behind it waits for othe
 
 from __future__ import annotations
 
-from typing import Callable, Dict, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import Dict, List, Mapping, Sequence, Tuple
 
 from spikecore.backend import Feedback
 from spikecore.kernels import BackwardPlan, ForwardPlan
-from spikecore.kernels.writing import Argument, indented, input_leaf, output_cotangent, state_cotangent
+from spikecore.kernels.writing import indented, input_leaf, output_cotangent, state_cotangent
 from spikecore.lang import Node
-from spikecore_cupy.feedback_shape import Layout, Narrow, for_forward, parts_of
+from spikecore_cupy.feedback_shape import Layout, Shape, for_backward, for_forward, parts_of
+from spikecore_cupy.feedback_writer import At, FeedbackWriter
 from spikecore_cupy.source import BackwardWriter, ForwardWriter
-from spikecore_cupy.text import CudaPrinter, Form, Function, Source, over_neurons
-from spikecore_cupy.writer import Writer
-
-HEADER = "recurrent.cuh"
-#: Address of a step of a tensor, from the text of its number.
-At = Callable[[str], str]
-
-
-class Walk(NamedTuple):
-    """A step of a tensor, of which a kernel knows the place alone: the name of that, the tensor, and its stride."""
-
-    here: str
-    tensor: str
-    stride: str
-
-    def begin(self, step: str) -> str:
-        """The line that finds the place of a step."""
-        return f"auto {self.here} = {self.tensor} + {step} * {self.stride};"
-
-    def move(self, sign: str, times: str = "") -> List[str]:
-        """Lines that go on, so that the compiler does not find the place anew."""
-        return [f"{self.here} {sign}= {times}{self.stride};", f"hold({self.here});"]
-
-
-class FeedbackWriter(Writer):
-    """Base of the writers of both directions."""
-
-    shape: Layout
-    printer: CudaPrinter
-    feedback: Feedback
-    at_once = True
-
-    @property
-    def gates(self) -> Sequence[int]:
-        """The inputs that the outputs come back to."""
-        return self.feedback.inputs
-
-    @property
-    def header(self) -> str:
-        return self.shape.header
-
-    def of_gates(self, name: str) -> List[str]:
-        """A name for each gate."""
-        return [name] if len(self.gates) == 1 else [f"{name}_{gate}" for gate in range(len(self.gates))]
-
-    def beginning(self) -> str:
-        return "Neurons i(neurons, exchange);" if self.shape.apart else "Neurons i(neurons);"
-
-    def beside(self) -> Sequence[str]:
-        return (f"using Neurons = {self.shape.text};",)
-
-    def top(self) -> str:
-        bounds = f"__launch_bounds__({self.shape.threads}, 1)"
-        blocks = 2 if self.shape.apart else self.shape.cluster
-        # a launch of one block needs no cluster, and GPUs before compute capability 9.0 have none
-        cluster = f"__cluster_dims__({blocks}, 1, 1) " if blocks > 1 else ""
-        return f'extern "C" __global__ void {cluster}{bounds} {self.name}('
-
-    def takes_groups(self, learnt: Sequence[str]) -> bool:
-        """A thread has no more than one group of neurons."""
-        return False
-
-    def all(self, name: str, group: str, index: int, step: str = "") -> str:
-        """Address of a step, as in other kernels; the places of neurons, which are no number here, are added last."""
-        return super().all(name, group, index, step or ("" if self.fixed else "(begin + t)"))
-
-    def is_stored(self, argument: Argument) -> bool:
-        """The weight and the bias, the drive, and the output before the first step are stored, too."""
-        if argument.group == "params" and argument.number == self.delays_at:
-            return False
-        of_program = {"params": len(self.program.params), "state": len(self.program.states)}
-        if argument.group in of_program:
-            return argument.number >= of_program[argument.group]
-        if argument.group == "checkpoints":
-            return argument.number < len(self.gates)
-        return super().is_stored(argument)
-
-    def saved_at(self, name: str, chunk: str = "chunk") -> str:
-        state = self.state(name)
-        # behind the drives
-        number = len(self.gates) + self.plan.saved.index(name)
-        tensor = self.argument(f"{state}_saved", "pointer", "checkpoints", number)
-        return f"{tensor} + ({chunk} - 1) * neurons + i"
-
-    def weights(self) -> str:
-        """The line that takes the weights."""
-        if self.shape.apart:
-            self.argument("exchange", "exchange")
-        tensor = self.argument("weights", "pointer", "params", len(self.program.params))
-        # a sum of neuron m has a row of the weight forward, and a column backward
-        apart = "1, Neurons::H" if isinstance(self.plan, ForwardPlan) else "Neurons::H, 1"
-        return f"i.take_weights({tensor}, {apart});"
-
-    @property
-    def delays_at(self) -> int:
-        """Position of the delays among the parameters, -1 without: behind the weight and, forward, the bias."""
-        feedback = self.plan.spec.feedback or Feedback()
-        if not feedback.delays:
-            return -1
-        return len(self.program.params) + 1 + (feedback.bias and isinstance(self.plan, ForwardPlan))
-
-    def lags(self) -> List[str]:
-        """The lines that take how many steps later the output of each neuron comes back."""
-        delays = self.argument("delays", "pointer", "params", self.delays_at)
-        return [f"const Pack<{self.real}, V> lag = column_values<V>({delays}, i);"]
-
-    def first_two(self, at: At, step: str, number: int) -> List[str]:
-        """Begin to load two steps of tensor ``number`` of those that arrive, ``step`` from their place ``k``. A step is
-        loaded two ahead, those of even steps to the first place: so the place in an unrolled loop is a constant.
-        """
-        begun = f"if (step >= 0 && step < steps) begin_arrival({at('step')}, {number}, k);"
-        return ["for (int k = 0; k < 2; ++k) {", f"    const int step = {step};", f"    {begun}", "}"]
-
-    def arriving_first(self, loads: Sequence[str]) -> List[str]:
-        """The loads before the first step: in a group that is complete then, since behind it is one more."""
-        return ["if (i.works()) {", *indented(loads), "}", "loads_begun();", "loads_begun();"]
-
-    @property
-    def alone(self) -> bool:
-        """True if a block waits for no other: what is left of a step is done beside the product of the next one."""
-        return isinstance(self.shape, Narrow)
-
-    def now(self, name: str, value: str, kind: str = "") -> List[str]:
-        """Lines that take a number of each neuron, which is named ``name[j]`` then."""
-        return [self.pack(name, kind), *over_neurons([f"{name}[j] = {value};"])]
-
-    def lone_step(
-        self, buffer: str, before: Sequence[str], product: Sequence[str], beside: Sequence[str], each: Sequence[str]
-    ) -> List[str]:
-        """Lines of a step of a block that waits for no other: from the numbers in a buffer to those in the other one.
-        ``before`` is done while the first numbers come from shared memory; it may have branches. ``beside`` has none,
-        so that it is done while the product waits for other lanes.
-        """
-        first = ["loads_wait<1>();", f"const auto early = i.first_groups({buffer});"]
-        return [*first, *before, *product, *beside, "loads_begun();", *each, f"i.pass(1 - {buffer});"]
-
-    def product(self, buffer: str) -> str:
-        """The line that multiplies."""
-        return f"i.product({buffer}, back{', early' if self.alone else ''});"
-
-    def shared_step(self, each: Sequence[str], after: Sequence[str], buffer: str) -> List[str]:
-        """Lines of a step: what it computes and gives, and the work while numbers go to all blocks, such as loads."""
-        each, after = ["loads_wait<1>();", *each], [*after, "loads_begun();"]
-        if self.shape.cluster == 1:
-            # the next step begins behind the barrier
-            each, after = [*each, *after], []
-        lines = ["if (i.works()) {", *indented(each), "}", f"i.pass({buffer});"]
-        if after:
-            lines += ["if (i.works()) {", *indented(after), "}"]
-        return [*lines, f"i.wait({buffer});"]
-
-    def walking(self, name: str, tensor: str, group: str, number: int) -> Walk:
-        """The place of one step of a tensor, which goes from step to step: a product of 64 bits takes longer."""
-        pointer, stride = self.argument(tensor, "pointer", group, number), self.stride(tensor, group, number)
-        return Walk(self.unique(f"{name}_here"), pointer, stride)
-
-    def each_step(self, tensor: str, group: str, number: int) -> At:
-        """Address of a step in a tensor of all steps."""
-        return lambda step: self.all(tensor, group, number, step)
+from spikecore_cupy.text import Form, Function, Source, over_neurons
 
 
 class FeedbackForwardWriter(FeedbackWriter, ForwardWriter):
@@ -187,6 +30,7 @@ class FeedbackForwardWriter(FeedbackWriter, ForwardWriter):
     def __init__(self, plan: ForwardPlan, shape: Layout) -> None:
         self.feedback = plan.spec.feedback or Feedback()
         self.shape = for_forward(plan.program, plan.spec, shape)
+        self.header = shape.header
         super().__init__(plan, Form(shape.each, shape.length))
 
     def source(self) -> Source:
@@ -214,7 +58,8 @@ class FeedbackForwardWriter(FeedbackWriter, ForwardWriter):
         # nobody may write to the memory of a block that has not started
         starts.append("i.begin();")
         # the first output may be any number, where the others are spikes
-        some = self.shape.value_parts == 1 and plan.has_initial_state and not self.feedback.delays
+        parted = isinstance(self.shape, Shape) and self.shape.value_parts == 1
+        some = parted and plan.has_initial_state and not self.feedback.delays
         later = range(1, parts_of(plan.dtype)) if some else ()
         if later:
             starts += self._parts_of_first(gave)
@@ -241,14 +86,14 @@ class FeedbackForwardWriter(FeedbackWriter, ForwardWriter):
         steps = ["const int t = pair + k;", "if (t >= steps) continue;"]
         if self.alone:
             starts += packs
-            last = ["if (steps > 0) {", *indented(self._stores(drives, "(steps - 1)")), "}"]
+            last = ["if (steps > 0) {", *indented(self._storing(drives, "(steps - 1)")), "}"]
             # with delays an earlier output may be that of the step before
-            before = ["if (t > 0) {", *indented(self._stores(drives, "(t - 1)")), "}", *earlier, *self._saving()]
-            for n, (name, at) in enumerate(zip(self.program.inputs, every)):
-                before += self.now(self._now(name), self.value(f"arrived({at('t')}, {n}, k, j)"))
+            before = ["if (t > 0) {", *indented(self._storing(drives, "(t - 1)")), "}", *earlier, *self._saving()]
+            for n, (name, of_step) in enumerate(zip(self.program.inputs, every)):
+                before += self.now(self._now(name), self.value(f"arrived({of_step('t')}, {n}, k, j)"))
             steps += self.lone_step("(1 - k)", before, product, ahead, inner)
         else:
-            after = [*ahead, *self._stores(drives, "t")]
+            after = [*ahead, *self._storing(drives, "t")]
             steps += [*earlier, *product, *packs, *self.shared_step([*self._saving(), *inner], after, "k")]
         # two steps by name: an array that is not indexed by a constant would be in memory
         loop = [
@@ -294,7 +139,7 @@ class FeedbackForwardWriter(FeedbackWriter, ForwardWriter):
     def _rounded(self, text: str) -> str:
         return text if self.stored == self.real else f"value(rounded<{self.stored}>({text}))"
 
-    def _stores(self, drives: Sequence[str], step: str) -> List[str]:
+    def _storing(self, drives: Sequence[str], step: str) -> List[str]:
         """Stores of what forward gives at a step, whose number is a text."""
         lines = []
         if self.plan.checkpoints:
@@ -388,9 +233,8 @@ class FeedbackBackwardWriter(FeedbackWriter, BackwardWriter):
         # what the base finds needs a form, whose width depends on the shape alone
         self.feedback = plan.spec.feedback or Feedback()
         super().__init__(plan, Form(shape.each, shape.length))
-        self.shape = shape._replace(gives=shape.gates)
-        if not isinstance(shape, Narrow):
-            self.shape = self.shape._replace(value_parts=parts_of(plan.dtype))
+        self.shape = for_backward(plan.dtype, shape)
+        self.header = shape.header
         #: True if a neuron's values of all steps are added up: their sum over the batch is the gradient of the bias.
         #: Not where the weights leave no registers: 1024 neurons of three states took 6 % longer with it (H100).
         self._totals = self.feedback.bias and not shape.apart and len(self.gates) == 1
@@ -494,7 +338,7 @@ class FeedbackBackwardWriter(FeedbackWriter, BackwardWriter):
             of_step = self.lone_step("(t % 2)", before, product, [*following, *again, *moves], [*lines, *corrected])
         else:
             # while other blocks give their numbers
-            after = [*self._stores(grads, "(begin + t)")]
+            after = [*self._storing(grads, "(begin + t)")]
             after += ["if (chunk) {", *indented([*again, *corrected]), "}"] if again else []
             after += following
             of_step = [*product, *packs, *self.shared_step(lines, after, "1 - t % 2")]
@@ -511,7 +355,7 @@ class FeedbackBackwardWriter(FeedbackWriter, BackwardWriter):
         ]
         body += ["for (int chunk = chunks - 1; chunk >= 0; --chunk) {", *indented(inner), "}", "i.end();"]
         if self.alone:
-            body += ["if (steps > 0) {", *indented(self._stores(grads, "0")), "}"]
+            body += ["if (steps > 0) {", *indented(self._storing(grads, "0")), "}"]
         scaled = [line for name, node in self._derivative.factors.items() for line in self._scaled(name, node)]
         if self._totals:
             scaled.append(f"store({self.argument('totals', 'sum', 'grad_params', len(self.plan.learn))} + i, total);")
@@ -526,7 +370,7 @@ class FeedbackBackwardWriter(FeedbackWriter, BackwardWriter):
             ]
         return self.finished([step, adjoint] if self._kept else [adjoint], body)
 
-    def _stores(self, grads: Sequence[str], step: str) -> List[str]:
+    def _storing(self, grads: Sequence[str], step: str) -> List[str]:
         """Stores of the gradients of a step, whose number is a text."""
         return [f"store({self.all(f'{grad}s', 'grad_inputs', k, step)}, {grad});" for k, grad in enumerate(grads)]
 

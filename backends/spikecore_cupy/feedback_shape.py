@@ -60,7 +60,10 @@ class Shape(NamedTuple):
     gates: int = 1
     gives: int = 1
 
-    header = "recurrent.cuh"
+    @property
+    def header(self) -> str:
+        """The header that has it."""
+        return "recurrent.cuh"
 
     @property
     def blocks_tiles(self) -> int:
@@ -147,7 +150,25 @@ class Narrow(NamedTuple):
     gates: int = 1
     gives: int = 1
 
-    cluster, apart, value_parts, header = 1, False, 3, "narrow.cuh"
+    @property
+    def header(self) -> str:
+        """The header that has it."""
+        return "narrow.cuh"
+
+    @property
+    def cluster(self) -> int:
+        """Blocks of a row: one."""
+        return 1
+
+    @property
+    def apart(self) -> bool:
+        """False: blocks exchange nothing."""
+        return False
+
+    @property
+    def exchange(self) -> int:
+        """Words of global memory through which blocks exchange numbers: none."""
+        return 0
 
     @property
     def padded(self) -> int:
@@ -289,6 +310,13 @@ def for_forward(program: Program, spec: Spec, shape: Layout) -> Layout:
     output = program.outputs[spec.feedback.output if spec.feedback is not None else 0]
     parts = 1 if output.op == "spike" else shape.weight_parts
     return shape._replace(value_parts=parts, length=1, kept=0, arriving=len(program.inputs), gives=1)
+
+
+def for_backward(dtype: torch.dtype, shape: Layout) -> Layout:
+    """A layout as backward has it: every gate gives a cotangent, which is any number."""
+    if isinstance(shape, Narrow):
+        return shape._replace(gives=shape.gates)
+    return shape._replace(value_parts=parts_of(dtype), gives=shape.gates)
 
 
 def most_of(program: Program, spec: Spec, shape: Layout) -> Layout:
