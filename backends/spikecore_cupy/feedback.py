@@ -18,8 +18,8 @@ from spikecore.backend import Feedback
 from spikecore.kernels import BackwardPlan, ForwardPlan
 from spikecore.kernels.writing import indented, input_leaf, output_cotangent, state_cotangent
 from spikecore.lang import Node
-from spikecore_cupy.feedback_shape import Layout, Shape, for_backward, for_forward, parts_of
-from spikecore_cupy.feedback_writer import At, FeedbackWriter
+from spikecore_cupy.feedback_shape import Layout, Narrow, for_backward, for_forward, parts_of
+from spikecore_cupy.feedback_writer import FAR, At, FeedbackWriter
 from spikecore_cupy.source import BackwardWriter, ForwardWriter
 from spikecore_cupy.text import Form, Function, Source, over_neurons
 
@@ -31,7 +31,7 @@ class FeedbackForwardWriter(FeedbackWriter, ForwardWriter):
         self.feedback = plan.spec.feedback or Feedback()
         self.shape = for_forward(plan.program, plan.spec, shape)
         self.header = shape.header
-        super().__init__(plan, Form(shape.each, shape.length))
+        super().__init__(plan, Form(self.shape.each, shape.length))
 
     def source(self) -> Source:
         plan, program, states = self.plan, self.program, self._states
@@ -58,11 +58,10 @@ class FeedbackForwardWriter(FeedbackWriter, ForwardWriter):
         # nobody may write to the memory of a block that has not started
         starts.append("i.begin();")
         # the first output may be any number, where the others are spikes
-        parted = isinstance(self.shape, Shape) and self.shape.value_parts == 1
-        some = parted and plan.has_initial_state and not self.feedback.delays
-        later = range(1, parts_of(plan.dtype)) if some else ()
-        if later:
-            starts += self._parts_of_first(gave)
+        spikes = self.shape.spikes if isinstance(self.shape, Narrow) else self.shape.value_parts == 1
+        some = spikes and plan.has_initial_state and not self.feedback.delays
+        if some:
+            starts += self._whole_first(gave) if self.alone else self._parts_of_first(gave)
         starts += [f"if (i.works()) i.give(1, {gave});", "i.pass(1);", "i.wait(1);"]
         leaves = [input_leaf(name) for name in program.inputs]
         every = [self.each_step(f"{self.local[x]}s", "inputs", k) for k, x in enumerate(leaves)]
@@ -70,31 +69,36 @@ class FeedbackForwardWriter(FeedbackWriter, ForwardWriter):
         sums = [f"[{gate} * V + j]" if gate else "[j]" for gate in range(len(drives))]
         texts = []
         for gate, (number, drive, at) in enumerate(zip(self.gates, drives, sums)):
-            back = f"(back{at} + extra{at})" if later else f"back{at}"
+            back = f"(back{at} + extra{at})" if some else f"back{at}"
             back = self._rounded(f"{back} + {self.value(f'{biases[gate]}[j]')}" if biases else back)
             texts.append(self._drive(drive, every[number], number, back))
         inner = [*over_neurons(texts), *self._step_of(step, self._taken(every), gave)]
-        if later:
+        if some:
             inner += over_neurons([f"extra{at} = 0.0f;" for at in sums])
         inner.append(f"i.give(k, {gave});")
-        # behind the use of what has arrived, whose place it takes
-        ahead = [f"if (t + 2 < steps) begin_arrival({at('(t + 2)')}, {n}, k);" for n, at in enumerate(every)]
         packs = [*(f"Pack<{stored}, V> {drive};" for drive in drives), *(self.pack(out, stored) for out in self._outs)]
         # loaded before the product, so that the loads are under way while it is computed
         earlier = [self.pack("earlier"), *over_neurons([self._loaded()])] if self.feedback.delays else []
-        product, last = [f"float back[{self._sums}];", self.product("(1 - k)")], []
         steps = ["const int t = pair + k;", "if (t >= steps) continue;"]
+        last: List[str] = []
         if self.alone:
-            starts += packs
+            ways = [self.walking(self.local[x], f"{self.local[x]}s", "inputs", k) for k, x in enumerate(leaves)]
+            starts += [*packs, *(way.begin(str(FAR)) for way in ways)]
             last = ["if (steps > 0) {", *indented(self._storing(drives, "(steps - 1)")), "}"]
+            loads = [f"if (t + {FAR} < steps) begin_arrival({w.at}, {n}, (t + {FAR}) & 3);" for n, w in enumerate(ways)]
+            loads += [line for way in ways for line in way.move(f"+= {way.stride}")]
             # with delays an earlier output may be that of the step before
             before = ["if (t > 0) {", *indented(self._storing(drives, "(t - 1)")), "}", *earlier, *self._saving()]
             for n, (name, of_step) in enumerate(zip(self.program.inputs, every)):
-                before += self.now(self._now(name), self.value(f"arrived({of_step('t')}, {n}, k, j)"))
-            steps += self.lone_step("(1 - k)", before, product, ahead, inner)
+                before += self.now(self._now(name), self.value(f"arrived({of_step('t')}, {n}, t & 3, j)"))
+            product = [f"float back[{self._sums}];", self.product("1 - k")]
+            steps += [*self.lone_step("1 - k", loads, before), *product, *inner, "i.pass(k);"]
         else:
-            after = [*ahead, *self._storing(drives, "t")]
-            steps += [*earlier, *product, *packs, *self.shared_step([*self._saving(), *inner], after, "k")]
+            # behind the use of what has arrived, whose place it takes
+            after = [f"if (t + 2 < steps) begin_arrival({at('(t + 2)')}, {n}, k);" for n, at in enumerate(every)]
+            after += self._storing(drives, "t")
+            inner = self.shared_step([*self._saving(), *inner], after, "k")
+            steps += [*earlier, f"float back[{self._sums}];", self.product("1 - k"), *packs, *inner]
         # two steps by name: an array that is not indexed by a constant would be in memory
         loop = [
             "for (int pair = 0; pair < steps; pair += 2) {",
@@ -103,8 +107,9 @@ class FeedbackForwardWriter(FeedbackWriter, ForwardWriter):
         ]
         loop += [*indented(indented(steps)), "    }", "}"]
         ending = [f"store({self.one(f'{s}_end', 'final', k)}, {s});" for k, s in enumerate(states) if plan.final]
-        first_two = [line for n, at in enumerate(every) for line in self.first_two(at, "k", n)]
-        begin = ["constexpr int begin = 0;", *self.arriving_first(first_two)]
+        first = self.first_three if self.alone else self.first_two
+        arrivals = [line for n, at in enumerate(every) for line in first(at, "k", n)]
+        begin = ["constexpr int begin = 0;", *self.arriving_first(arrivals)]
         body = [self.weights(), *self.opening(), *starts, *begin, *loop, "i.end();", *last, *ending]
         return self.finished([step], body)
 
@@ -130,6 +135,10 @@ class FeedbackForwardWriter(FeedbackWriter, ForwardWriter):
             *indented(each),
             "}",
         ]
+
+    def _whole_first(self, gave: str) -> List[str]:
+        """Lines for the feedback of the output before the first step, which may be no spike: behind it none fires."""
+        return [f"float extra[{self._sums}];", f"i.product_of({gave}, extra);", *over_neurons([f"{gave}[j] = 0.0f;"])]
 
     @property
     def _sums(self) -> str:
@@ -222,8 +231,11 @@ PASSED = "i.pass((steps - 1) & 1), i.wait((steps - 1) & 1);"
 #: beginning. A time is negative where there is no such chunk.
 EARLIER_TWO = "begin - T + done + ((done + k) & 1) - (done + ((done + k) & 1) < T ? 0 : 2 * T)"
 EARLIER = "begin + 1 - t - (t > 1 ? 0 : 2 * T)"
-#: The same of the last step: its number in its chunk is T - 1 - done.
-FIRST_AHEAD = "(begin + 2 - T + done - (T - 1 - done > 1 ? 0 : 2 * T))"
+
+
+def computed_beside(step: str) -> str:
+    """The step that is computed again beside another, which is not in the first chunk."""
+    return f"(2 * ({step} / T * T) - 1 - {step})"
 
 
 class FeedbackBackwardWriter(FeedbackWriter, BackwardWriter):
@@ -240,6 +252,11 @@ class FeedbackBackwardWriter(FeedbackWriter, BackwardWriter):
         self._totals = self.feedback.bias and not shape.apart and len(self.gates) == 1
         #: Arrived value of a stream for neuron j.
         self._arrived: Dict[str, str] = {}
+        #: Of a block that waits for no other: places of steps, loads and what follows them, and what has arrived.
+        self._walks: List[str] = []
+        self._loads: List[str] = []
+        self._moves: List[str] = []
+        self._takes_now: List[str] = []
 
     def source(self) -> Source:
         adjoint = self._adjoint()
@@ -256,61 +273,45 @@ class FeedbackBackwardWriter(FeedbackWriter, BackwardWriter):
             for n, (k, leaf) in enumerate([(k, leaf) for k, leaf in leaves if leaf in leaves_read])
         }
         self.shape = self.shape._replace(kept=len(self._slots), arriving=len(streams) + len(inputs))
-        # two steps ahead, from the last step to the first
+        # some steps ahead, from the last step to the first
         first: List[str] = []
         following: List[str] = []
-        beside: List[str] = []
-        #: Where what arrives is, and how it is found from one step to the next.
-        walks: List[str] = []
-        moves: List[str] = []
         for k, stream in enumerate(streams):
             at = self.each_step(stream.tensor, stream.group, stream.number)
-            first += self.first_two(at, LAST_TWO, k)
-            if self.alone:
-                way = self.walking(stream.name, stream.tensor, stream.group, stream.number)
-                walks.append(way.begin("(steps - 3)"))
-                following.append(f"if (begin + t >= 2) begin_arrival({way.here} + i, {k}, t % 2);")
-                moves += way.move("-")
-            else:
-                following.append(f"if (begin + t >= 2) begin_arrival({at('(begin + t - 2)')}, {k}, t % 2);")
-            arrived = f"arrived({at('(begin + t)')}, {k}, t % 2, j)"
+            arrived = f"arrived({at('(begin + t)')}, {k}, {'turn & 3' if self.alone else 't % 2'}, j)"
             arrived = self.value(arrived) if stream.kind == self.stored else arrived
             if self.alone:
-                name = self.unique(f"{stream.name}_now")
-                beside += self.now(name, arrived)
-                arrived = f"{name}[j]"
+                way = self.walking(stream.name, stream.tensor, stream.group, stream.number)
+                first += self.first_three(at, "steps - 1 - k", k)
+                self._walks.append(way.begin(f"(steps - {FAR + 1})"))
+                self._loads.append(f"if (begin + t >= {FAR}) begin_arrival({way.at}, {k}, (turn + {FAR}) & 3);")
+                self._moves += way.move(f"-= {way.stride}")
+                arrived = self._taken_now(stream.name, arrived)
+            else:
+                first += self.first_two(at, LAST_TWO, k)
+                following.append(f"if (begin + t >= 2) begin_arrival({at('(begin + t - 2)')}, {k}, t % 2);")
             self._arrived[stream.name] = arrived
         body = [self.weights(), *self.opening(), *self._first_cotangents(), *self._zeros()]
         body += self._ring() if self.feedback.delays else ()
         body += ["const int chunks = (steps + T - 1) / T;", "int begin = (chunks - 1) * T;"]
         again: List[str] = []
         corrected: List[str] = []
+        refetched: List[str] = []
         if inputs or self._kept:
             body += self._first_again(step, {leaf: at for leaf, (at, _) in inputs.items()})
-            drives = {
-                leaf: self.value(f"arrived({at('(begin - 1 - t)')}, {k}, 1 - t % 2, j)")
-                for leaf, (at, k) in inputs.items()
-            }
-            if self.alone:
-                for leaf in inputs:
-                    name = self.unique(f"{self.local[leaf]}_now")
-                    beside += self.now(name, drives[leaf])
-                    drives[leaf] = f"{name}[j]"
-            again, corrected = self._again(step, drives, "place")
-            if inputs:
-                following.append(f"const int ahead = {EARLIER};")
+            drives = {}
             for leaf, (at, k) in inputs.items():
-                first += self.first_two(at, EARLIER_TWO, k)
-                where = at("ahead")
+                place = "turn & 3" if self.alone else "1 - t % 2"
+                drives[leaf] = self.value(f"arrived({at('(begin - 1 - t)')}, {k}, {place}, j)")
                 if self.alone:
-                    name = self.local[leaf]
-                    way = self.walking(name, f"{name}s", "inputs", self.program.inputs.index(str(leaf.attr)))
-                    walks.append(way.begin(FIRST_AHEAD))
-                    moves += way.move("+", "(t == 2 % T ? 1 - 2 * T : 1) * ")
-                    where = f"{way.here} + i"
-                following.append(f"if (ahead >= 0) begin_arrival({where}, {k}, 1 - t % 2);")
-            if not self.alone:
-                following += self._states_ahead()
+                    first += self._refetching(leaf, at, k)
+                    drives[leaf] = self._taken_now(self.local[leaf], drives[leaf])
+                else:
+                    refetched += [] if refetched else [f"const int ahead = {EARLIER};"]
+                    first += self.first_two(at, EARLIER_TWO, k)
+                    refetched.append(f"if (ahead >= 0) begin_arrival({at('ahead')}, {k}, 1 - t % 2);")
+            again, corrected = self._again(step, drives, "place")
+            following += () if self.alone else self._states_ahead()
         body += self.arriving_first(first)
         # the last step gets nothing from a later one
         gave = self.of_gates("gave")
@@ -318,32 +319,26 @@ class FeedbackBackwardWriter(FeedbackWriter, BackwardWriter):
         body += [f"if (i.works()) {give}" for give in self._giving("(steps - 1) & 1")] + [PASSED]
         lines = [*self._back_step(adjoint), *self._giving("1 - t % 2")]
         grads = [self._grad_input(self.program.inputs[index]) for index in self.plan.wanted]
-        product = self._from_ring() if self.feedback.delays else [self.product("(t % 2)")]
+        product = self._from_ring() if self.feedback.delays else [self.product("t % 2")]
         product = ["float back[V];", *product]
         packs = [self.pack(grad, self.stored) for grad in grads]
+        inner = ["const int count = steps - begin < T ? steps - begin : T;", *self._states_taken()]
         if self.alone:
-            earlier = []
-            for k, grad in enumerate(grads):
-                way = self.walking(grad, f"{grad}s", "grad_inputs", k)
-                walks.append(way.begin("steps"))
-                earlier.append(f"store({way.here} + i, {grad});")
-                moves += way.move("-")
-            body += [*packs, *walks]
-            earlier = ["if (begin + t + 1 < steps) {", *indented(earlier), "}"] if grads else []
+            before = self._stores_of_last(grads)
             for node, slot in self._slots.items():
-                kept = f"i.kept(place, {slot}, j)"
-                beside += self.now(self._was(node), kept)
-            before = [*earlier, *beside]
-            # the steps of the first chunk are computed, too, which nobody reads: there is no branch
-            of_step = self.lone_step("(t % 2)", before, product, [*following, *again, *moves], [*lines, *corrected])
+                before += self.now(self._was(node), f"i.kept(place, {slot}, j)")
+            body += ["int turn = 0;", *packs, *self._walks]
+            inner += self._states_ahead() if again else ()
+            # the steps of the first chunk are computed again, too, which nobody reads: there is no branch
+            before += [*self._takes_now, *product, *again]
+            of_step = self.lone_step("t % 2", [*self._loads, *self._moves], before)
+            of_step += [*lines, *corrected, "++turn;", "i.pass(1 - t % 2);"]
         else:
             # while other blocks give their numbers
-            after = [*self._storing(grads, "(begin + t)")]
+            after = [*self._storing(grads, "(begin + t)"), *following]
             after += ["if (chunk) {", *indented([*again, *corrected]), "}"] if again else []
-            after += following
+            after += refetched
             of_step = [*product, *packs, *self.shared_step(lines, after, "1 - t % 2")]
-        inner = ["const int count = steps - begin < T ? steps - begin : T;"]
-        inner += [*self._states_taken(), *(self._states_ahead() if self.alone and again else ())]
         inner += [
             "#pragma unroll 2",
             "for (int t = T - 1; t >= 0; --t) {",
@@ -374,6 +369,34 @@ class FeedbackBackwardWriter(FeedbackWriter, BackwardWriter):
         """Stores of the gradients of a step, whose number is a text."""
         return [f"store({self.all(f'{grad}s', 'grad_inputs', k, step)}, {grad});" for k, grad in enumerate(grads)]
 
+    def _taken_now(self, name: str, arrived: str) -> str:
+        """A number that has arrived, taken before the product."""
+        now = self.unique(f"{name}_now")
+        self._takes_now += self.now(now, arrived)
+        return f"{now}[j]"
+
+    def _refetching(self, leaf: Node, at: At, k: int) -> List[str]:
+        """The first loads of an input that is read again, and what loads the others."""
+        name = self.local[leaf]
+        way = self.walking(name, f"{name}s", "inputs", self.program.inputs.index(str(leaf.attr)))
+        jump = self.unique(f"{name}_jump")
+        self._walks.append(way.begin(computed_beside(f"(steps - {FAR + 1})")))
+        self._walks.append(f"const long long {jump} = (1 - 2 * T) * {way.stride};")
+        self._loads.append(f"if (begin + t >= T + {FAR}) begin_arrival({way.at}, {k}, (turn + {FAR}) & 3);")
+        self._moves += way.move(f"+= t == {FAR} % T ? {jump} : {way.stride}")
+        begun = f"if (now >= T) begin_arrival({at(computed_beside('now'))}, {k}, k);"
+        return [f"for (int k = 0; k < {FAR}; ++k) {{", "    const int now = steps - 1 - k;", f"    {begun}", "}"]
+
+    def _stores_of_last(self, grads: Sequence[str]) -> List[str]:
+        """Stores of the gradients of the step behind, which was the last one."""
+        lines = []
+        for k, grad in enumerate(grads):
+            way = self.walking(grad, f"{grad}s", "grad_inputs", k)
+            self._walks.append(way.begin("(steps + 1)"))
+            self._moves += way.move(f"-= {way.stride}")
+            lines.append(f"store({way.at}, {grad});")
+        return ["if (begin + t + 1 < steps) {", *indented(lines), "}"] if lines else []
+
     def _was(self, node: Node) -> str:
         """A value that was kept of a step, of all neurons of a thread: its place is taken meanwhile."""
         return self.unique(f"kept_{self._slots[node]}")
@@ -394,7 +417,7 @@ class FeedbackBackwardWriter(FeedbackWriter, BackwardWriter):
         return [
             self.pack("sent"),
             *over_neurons([*later, f"sent[j] = lag[j] == {zero} ? {zero} : {place.format('later')};"]),
-            self.product("(t % 2)"),
+            self.product("t % 2"),
             *over_neurons(
                 [
                     f"if (i.works() && i.has(j)) {place.format('at_ring')} = back[j];",

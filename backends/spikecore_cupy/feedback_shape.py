@@ -9,7 +9,7 @@ from typing import List, NamedTuple, Sequence, Tuple, Union
 
 import torch
 
-from spikecore.backend import Spec
+from spikecore.backend import Feedback, Spec
 from spikecore.kernels import every_gradient, smallest_cut
 from spikecore.lang import Program
 from spikecore_cupy.derivative import derivative
@@ -33,6 +33,8 @@ MULTIPROCESSORS = 132
 HALF, SHARED = 1.2, 0.25
 #: Numbers of a neuron that are kept of the steps of a chunk at most, and steps of a chunk at most.
 KEPT, LONGEST = 24, 8
+#: Places of a tensor that arrives for a narrow layer.
+PLACES = 4
 #: Warps that may share a sum; blocks of a cluster.
 SPLITS, CLUSTERS = (1, 2, 4), (8, 4, 2, 1)
 #: Groups of 8 rows of blocks that are no cluster, and what a step of theirs takes beside that of such a group.
@@ -149,6 +151,7 @@ class Narrow(NamedTuple):
     arriving: int = 0
     gates: int = 1
     gives: int = 1
+    spikes: int = 0
 
     @property
     def header(self) -> str:
@@ -198,13 +201,14 @@ class Narrow(NamedTuple):
     @property
     def order(self) -> Tuple[int, bool]:
         """Key of the order of a sum: layouts of one width with the same give the same bits."""
-        return self.lanes, True
+        return self.lanes, self.share < 4
 
     @property
     def memory(self) -> int:
         """Bytes of shared memory of a block."""
-        numbers = (self.length * self.kept + 2 * self.arriving) * self.each * self.threads
-        return 4 * (2 * self.gives * self.rows * self.padded + numbers)
+        numbers = (self.length * self.kept + PLACES * self.arriving) * self.each * self.threads
+        given = 8 + self.padded if self.spikes else 2 * self.gives * self.rows * self.padded
+        return 4 * (given + numbers)
 
     @property
     def text(self) -> str:
@@ -246,8 +250,8 @@ def narrow_shapes(width: int, gates: int = 1) -> List[Narrow]:
     """The layouts of a width of which a block has whole rows; none where that is too wide."""
     if width > (64 if gates > 1 else 128):
         return []
-    lanes = 8 if width <= 64 else 16
-    return [Narrow(width, lanes, 4 if gates == 1 else 2, rows, gates=gates) for rows in (1, 2, 4)]
+    lanes = share = (1 if width <= 32 else 2 if width <= 64 else 4)
+    return [Narrow(width, lanes, share, gates=gates)] if gates == 1 else [Narrow(width, 8, 4, gates=gates)]
 
 
 def _shapes_of_gates(width: int, parts: int, gates: int) -> Tuple[Shape, ...]:
@@ -305,11 +309,15 @@ def length_of(program: Program, spec: Spec) -> int:
 
 def for_forward(program: Program, spec: Spec, shape: Layout) -> Layout:
     """A layout as forward has it: spikes are one part, and no step is kept."""
-    if isinstance(shape, Narrow):
-        return shape._replace(length=1, kept=0, arriving=len(program.inputs), gives=1)
     output = program.outputs[spec.feedback.output if spec.feedback is not None else 0]
+    arriving = len(program.inputs)
+    if isinstance(shape, Narrow):
+        # what comes back behind a delay, and gates, are no spikes to a kernel
+        if output.op == "spike" and shape.gates == 1 and not (spec.feedback or Feedback()).delays:
+            return Narrow(shape.width, 1, 1, arriving=arriving, spikes=1)
+        return shape._replace(length=1, kept=0, arriving=arriving, gives=1)
     parts = 1 if output.op == "spike" else shape.weight_parts
-    return shape._replace(value_parts=parts, length=1, kept=0, arriving=len(program.inputs), gives=1)
+    return shape._replace(value_parts=parts, length=1, kept=0, arriving=arriving, gives=1)
 
 
 def for_backward(dtype: torch.dtype, shape: Layout) -> Layout:

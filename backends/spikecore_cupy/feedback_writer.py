@@ -15,20 +15,30 @@ from spikecore_cupy.writer import Writer
 At = Callable[[str], str]
 
 
+#: Steps that are loaded ahead where a block waits for no other: one less than there are places, so that no place is filled
+#: while it is read. Two steps of 0.2 us are less than a load takes where the L2 cache has no number.
+FAR = 3
+
+
 class Walk(NamedTuple):
-    """A step of a tensor, of which a kernel knows the place alone: the name of that, the tensor, and its stride."""
+    """A step of a tensor, of which a kernel knows the place alone: a product of 64 bits for each step takes longer."""
 
     here: str
     tensor: str
     stride: str
 
+    @property
+    def at(self) -> str:
+        """The thread's neurons there."""
+        return f"gathered({self.here}, i)"
+
     def begin(self, step: str) -> str:
         """The line that finds the place of a step."""
-        return f"auto {self.here} = {self.tensor} + {step} * {self.stride};"
+        return f"auto {self.here} = ({self.tensor} + {step} * {self.stride} + i).here;"
 
-    def move(self, sign: str, times: str = "") -> List[str]:
+    def move(self, by: str) -> List[str]:
         """Lines that go on, so that the compiler does not find the place anew."""
-        return [f"{self.here} {sign}= {times}{self.stride};", f"hold({self.here});"]
+        return [f"{self.here} {by};", f"hold({self.here});"]
 
 
 class FeedbackWriter(Writer):
@@ -116,9 +126,14 @@ class FeedbackWriter(Writer):
         begun = f"if (step >= 0 && step < steps) begin_arrival({at('step')}, {number}, k);"
         return ["for (int k = 0; k < 2; ++k) {", f"    const int step = {step};", f"    {begun}", "}"]
 
+    def first_three(self, at: At, step: str, number: int) -> List[str]:
+        """The same of a block that waits for no other: as many as are loaded ahead."""
+        begun = f"if (step >= 0 && step < steps) begin_arrival({at('step')}, {number}, k);"
+        return [f"for (int k = 0; k < {FAR}; ++k) {{", f"    const int step = {step};", f"    {begun}", "}"]
+
     def arriving_first(self, loads: Sequence[str]) -> List[str]:
-        """The loads before the first step: in a group that is complete then, since behind it is one more."""
-        return ["if (i.works()) {", *indented(loads), "}", "loads_begun();", "loads_begun();"]
+        """The loads before the first step: in a group that is complete then, since behind it are as many as wait."""
+        return ["if (i.works()) {", *indented(loads), "}", *["loads_begun();"] * (FAR if self.alone else 2)]
 
     @property
     def alone(self) -> bool:
@@ -129,15 +144,12 @@ class FeedbackWriter(Writer):
         """Lines that take a number of each neuron, which is named ``name[j]`` then."""
         return [self.pack(name, kind), *over_neurons([f"{name}[j] = {value};"])]
 
-    def lone_step(
-        self, buffer: str, before: Sequence[str], product: Sequence[str], beside: Sequence[str], each: Sequence[str]
-    ) -> List[str]:
-        """Lines of a step of a block that waits for no other: from the numbers in a buffer to those in the other one.
-        ``before`` is done while the first numbers come from shared memory; it may have branches. ``beside`` has none,
-        so that it is done while the product waits for other lanes.
+    def lone_step(self, buffer: str, loads: Sequence[str], before: Sequence[str]) -> List[str]:
+        """The first lines of a step of a block that waits for no other. ``loads`` and what is ``before`` the product are
+        done while its first numbers come from shared memory.
         """
-        first = ["loads_wait<1>();", f"const auto early = i.first_groups({buffer});"]
-        return [*first, *before, *product, *beside, "loads_begun();", *each, f"i.pass(1 - {buffer});"]
+        first = [f"loads_wait<{FAR - 1}>();", f"const auto early = i.first_groups({buffer});"]
+        return [*first, *loads, "loads_begun();", *before]
 
     def product(self, buffer: str) -> str:
         """The line that multiplies."""

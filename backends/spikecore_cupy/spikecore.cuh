@@ -191,6 +191,7 @@ template <typename S> __device__ __forceinline__ void hold(S*& x) {
     asm volatile("" : "+l"(at));
     x = static_cast<S*>(__cvta_global_to_generic(at));
 }
+__device__ __forceinline__ void hold(int& x) { asm volatile("" : "+r"(x)); }
 #else
 template <typename R> inline void hold(R&) {}
 #endif

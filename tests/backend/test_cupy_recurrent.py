@@ -20,7 +20,6 @@ from spikecore.testing import CASES, Case, check_backend, installed
 from spikecore.testing.naming import usable
 from spikecore_cupy import launcher
 from spikecore_cupy.device import headers
-from spikecore_cupy.feedback import HEADER
 from spikecore_cupy.feedback_shape import MEMORY, Narrow, Shape, kept_of, length_of, parts_of, shapes, shapes_of, takes
 from spikecore_cupy.host import HostClustersBackend, reason
 from spikecore_cupy.launcher import print_feedback, shapes_for
@@ -270,8 +269,9 @@ def named(params: Sequence[str], states: Sequence[str]) -> Any:
 @pytest.mark.usefixtures("nvrtc")
 def test_a_kernel_means_the_same_with_its_own_words_as_names() -> None:
     """Words of the headers and of the kernels' own lines, as parameters and states: NVRTC compiles them."""
-    texts = [print_feedback(plan, shapes_for(plan, 40)[0])[0].text for plan in plans(sc.ALIF(), torch.float32, True)]
-    included = headers(f'#include "{HEADER}"')
+    both = plans(sc.ALIF(), torch.float32, True)
+    texts = [print_feedback(plan, shapes_for(plan, width)[0])[0].text for plan in both for width in (40, 200)]
+    included = headers("\n".join(texts))
     words = usable({word for text in (*texts, *included.values()) for word in identifiers(text)})
     words = [word for word in words if word not in (*COMMON, "training", "x", *dir(sc.Neuron))]
     for k in range(0, len(words), 26):
