@@ -18,10 +18,10 @@ from spikecore.backend import Feedback
 from spikecore.kernels import BackwardPlan, ForwardPlan
 from spikecore.kernels.writing import indented, input_leaf, output_cotangent, state_cotangent
 from spikecore.lang import Node
-from spikecore_cupy.feedback_shape import Layout, Narrow, for_backward, for_forward, parts_of
-from spikecore_cupy.feedback_writer import FAR, At, FeedbackWriter
+from spikecore_cupy.feedback_shape import Layout, for_backward, for_forward, parts_of
+from spikecore_cupy.feedback_writer import At, FeedbackWriter
 from spikecore_cupy.source import BackwardWriter, ForwardWriter
-from spikecore_cupy.text import Form, Function, Source, over_neurons
+from spikecore_cupy.text import Form, Function, Source, Stream, over_neurons
 
 
 class FeedbackForwardWriter(FeedbackWriter, ForwardWriter):
@@ -58,10 +58,9 @@ class FeedbackForwardWriter(FeedbackWriter, ForwardWriter):
         # nobody may write to the memory of a block that has not started
         starts.append("i.begin();")
         # the first output may be any number, where the others are spikes
-        spikes = self.shape.spikes if isinstance(self.shape, Narrow) else self.shape.value_parts == 1
-        some = spikes and plan.has_initial_state and not self.feedback.delays
+        some = self.spikes and plan.has_initial_state and not self.feedback.delays
         if some:
-            starts += self._whole_first(gave) if self.alone else self._parts_of_first(gave)
+            starts += self._first_output(gave)
         starts += [f"if (i.works()) i.give(1, {gave});", "i.pass(1);", "i.wait(1);"]
         leaves = [input_leaf(name) for name in program.inputs]
         every = [self.each_step(f"{self.local[x]}s", "inputs", k) for k, x in enumerate(leaves)]
@@ -76,29 +75,10 @@ class FeedbackForwardWriter(FeedbackWriter, ForwardWriter):
         if some:
             inner += over_neurons([f"extra{at} = 0.0f;" for at in sums])
         inner.append(f"i.give(k, {gave});")
-        packs = [*(f"Pack<{stored}, V> {drive};" for drive in drives), *(self.pack(out, stored) for out in self._outs)]
-        # loaded before the product, so that the loads are under way while it is computed
-        earlier = [self.pack("earlier"), *over_neurons([self._loaded()])] if self.feedback.delays else []
-        steps = ["const int t = pair + k;", "if (t >= steps) continue;"]
-        last: List[str] = []
-        if self.alone:
-            ways = [self.walking(self.local[x], f"{self.local[x]}s", "inputs", k) for k, x in enumerate(leaves)]
-            starts += [*packs, *(way.begin(str(FAR)) for way in ways)]
-            last = ["if (steps > 0) {", *indented(self._storing(drives, "(steps - 1)")), "}"]
-            loads = [f"if (t + {FAR} < steps) begin_arrival({w.at}, {n}, (t + {FAR}) & 3);" for n, w in enumerate(ways)]
-            loads += [line for way in ways for line in way.move(f"+= {way.stride}")]
-            # with delays an earlier output may be that of the step before
-            before = ["if (t > 0) {", *indented(self._storing(drives, "(t - 1)")), "}", *earlier, *self._saving()]
-            for n, (name, of_step) in enumerate(zip(self.program.inputs, every)):
-                before += self.now(self._now(name), self.value(f"arrived({of_step('t')}, {n}, t & 3, j)"))
-            product = [f"float back[{self._sums}];", self.product("1 - k")]
-            steps += [*self.lone_step("1 - k", loads, before), *product, *inner, "i.pass(k);"]
-        else:
-            # behind the use of what has arrived, whose place it takes
-            after = [f"if (t + 2 < steps) begin_arrival({at('(t + 2)')}, {n}, k);" for n, at in enumerate(every)]
-            after += self._storing(drives, "t")
-            inner = self.shared_step([*self._saving(), *inner], after, "k")
-            steps += [*earlier, f"float back[{self._sums}];", self.product("1 - k"), *packs, *inner]
+        self._packs_of_step = [f"Pack<{stored}, V> {drive};" for drive in drives]
+        self._packs_of_step += [self.pack(out, stored) for out in self._outs]
+        starts += self._before_steps(leaves)
+        steps = ["const int t = pair + k;", "if (t >= steps) continue;", *self._one_step(every, drives, inner)]
         # two steps by name: an array that is not indexed by a constant would be in memory
         loop = [
             "for (int pair = 0; pair < steps; pair += 2) {",
@@ -107,13 +87,37 @@ class FeedbackForwardWriter(FeedbackWriter, ForwardWriter):
         ]
         loop += [*indented(indented(steps)), "    }", "}"]
         ending = [f"store({self.one(f'{s}_end', 'final', k)}, {s});" for k, s in enumerate(states) if plan.final]
-        first = self.first_three if self.alone else self.first_two
-        arrivals = [line for n, at in enumerate(every) for line in first(at, "k", n)]
+        arrivals = [line for n, at in enumerate(every) for line in self.first_steps(at, "k", n)]
         begin = ["constexpr int begin = 0;", *self.arriving_first(arrivals)]
-        body = [self.weights(), *self.opening(), *starts, *begin, *loop, "i.end();", *last, *ending]
+        body = [self.weights(), *self.opening(), *starts, *begin, *loop, "i.end();", *self._behind(drives), *ending]
         return self.finished([step], body)
 
-    def _parts_of_first(self, gave: str) -> List[str]:
+    def _before_steps(self, leaves: Sequence[Node]) -> List[str]:
+        """Lines before the first step, beside those of the states and of what was given before it."""
+        return []
+
+    def _one_step(self, every: Sequence[At], drives: Sequence[str], inner: Sequence[str]) -> List[str]:
+        """Lines of a step; ``inner`` are those behind the product, which give the outputs."""
+        # loaded before the product, so that the loads are under way while it is computed
+        earlier = self._earlier_outputs()
+        # behind the use of what has arrived, whose place it takes
+        after = [f"if (t + 2 < steps) begin_arrival({at('(t + 2)')}, {n}, k);" for n, at in enumerate(every)]
+        after += self._storing(drives, "t")
+        shared = self.shared_step([*self._saving(), *inner], after, "k")
+        return [*earlier, *self._product(), *self._packs_of_step, *shared]
+
+    def _product(self) -> List[str]:
+        return [f"float back[{self._sums}];", self.product("1 - k")]
+
+    def _behind(self, drives: Sequence[str]) -> List[str]:
+        """Lines behind the last step."""
+        return []
+
+    def _earlier_outputs(self) -> List[str]:
+        """Lines that load what comes back behind a delay."""
+        return [self.pack("earlier"), *over_neurons([self._loaded()])] if self.feedback.delays else []
+
+    def _first_output(self, gave: str) -> List[str]:
         """Lines for the feedback of the further parts of the output before the first step."""
         parts = parts_of(self.plan.dtype)
         each = [
@@ -135,10 +139,6 @@ class FeedbackForwardWriter(FeedbackWriter, ForwardWriter):
             *indented(each),
             "}",
         ]
-
-    def _whole_first(self, gave: str) -> List[str]:
-        """Lines for the feedback of the output before the first step, which may be no spike: behind it none fires."""
-        return [f"float extra[{self._sums}];", f"i.product_of({gave}, extra);", *over_neurons([f"{gave}[j] = 0.0f;"])]
 
     @property
     def _sums(self) -> str:
@@ -162,14 +162,8 @@ class FeedbackForwardWriter(FeedbackWriter, ForwardWriter):
             lines.append(f"store({self.all(f'{name}_trace', 'trace', k, step)}, {name});")
         return lines
 
-    def _now(self, name: str) -> str:
-        """An input at this step, of all neurons of a thread."""
-        return self.unique(f"{self.local[input_leaf(name)]}_now")
-
     def _arrived(self, at: At, number: int) -> str:
         """A neuron's number of an input at a step."""
-        if self.alone:
-            return f"{self._now(self.program.inputs[number])}[j]"
         return self.value(f"arrived({at('t')}, {number}, k, j)")
 
     def _taken(self, every: Sequence[At]) -> Dict[Node, str]:
@@ -233,11 +227,6 @@ EARLIER_TWO = "begin - T + done + ((done + k) & 1) - (done + ((done + k) & 1) < 
 EARLIER = "begin + 1 - t - (t > 1 ? 0 : 2 * T)"
 
 
-def computed_beside(step: str) -> str:
-    """The step that is computed again beside another, which is not in the first chunk."""
-    return f"(2 * ({step} / T * T) - 1 - {step})"
-
-
 class FeedbackBackwardWriter(FeedbackWriter, BackwardWriter):
     """Writes the backward kernel of a plan with feedback."""
 
@@ -252,11 +241,10 @@ class FeedbackBackwardWriter(FeedbackWriter, BackwardWriter):
         self._totals = self.feedback.bias and not shape.apart and len(self.gates) == 1
         #: Arrived value of a stream for neuron j.
         self._arrived: Dict[str, str] = {}
-        #: Of a block that waits for no other: places of steps, loads and what follows them, and what has arrived.
-        self._walks: List[str] = []
-        self._loads: List[str] = []
-        self._moves: List[str] = []
-        self._takes_now: List[str] = []
+        #: The first loads of what arrives, and the next ones: of cotangents, and of inputs, which are read again.
+        self._first: List[str] = []
+        self._following: List[str] = []
+        self._refetched: List[str] = []
 
     def source(self) -> Source:
         adjoint = self._adjoint()
@@ -273,46 +261,18 @@ class FeedbackBackwardWriter(FeedbackWriter, BackwardWriter):
             for n, (k, leaf) in enumerate([(k, leaf) for k, leaf in leaves if leaf in leaves_read])
         }
         self.shape = self.shape._replace(kept=len(self._slots), arriving=len(streams) + len(inputs))
-        # some steps ahead, from the last step to the first
-        first: List[str] = []
-        following: List[str] = []
         for k, stream in enumerate(streams):
-            at = self.each_step(stream.tensor, stream.group, stream.number)
-            arrived = f"arrived({at('(begin + t)')}, {k}, {'turn & 3' if self.alone else 't % 2'}, j)"
-            arrived = self.value(arrived) if stream.kind == self.stored else arrived
-            if self.alone:
-                way = self.walking(stream.name, stream.tensor, stream.group, stream.number)
-                first += self.first_three(at, "steps - 1 - k", k)
-                self._walks.append(way.begin(f"(steps - {FAR + 1})"))
-                self._loads.append(f"if (begin + t >= {FAR}) begin_arrival({way.at}, {k}, (turn + {FAR}) & 3);")
-                self._moves += way.move(f"-= {way.stride}")
-                arrived = self._taken_now(stream.name, arrived)
-            else:
-                first += self.first_two(at, LAST_TWO, k)
-                following.append(f"if (begin + t >= 2) begin_arrival({at('(begin + t - 2)')}, {k}, t % 2);")
-            self._arrived[stream.name] = arrived
+            self._arrived[stream.name] = self._cotangent_arriving(stream, k)
         body = [self.weights(), *self.opening(), *self._first_cotangents(), *self._zeros()]
         body += self._ring() if self.feedback.delays else ()
         body += ["const int chunks = (steps + T - 1) / T;", "int begin = (chunks - 1) * T;"]
         again: List[str] = []
         corrected: List[str] = []
-        refetched: List[str] = []
         if inputs or self._kept:
             body += self._first_again(step, {leaf: at for leaf, (at, _) in inputs.items()})
-            drives = {}
-            for leaf, (at, k) in inputs.items():
-                place = "turn & 3" if self.alone else "1 - t % 2"
-                drives[leaf] = self.value(f"arrived({at('(begin - 1 - t)')}, {k}, {place}, j)")
-                if self.alone:
-                    first += self._refetching(leaf, at, k)
-                    drives[leaf] = self._taken_now(self.local[leaf], drives[leaf])
-                else:
-                    refetched += [] if refetched else [f"const int ahead = {EARLIER};"]
-                    first += self.first_two(at, EARLIER_TWO, k)
-                    refetched.append(f"if (ahead >= 0) begin_arrival({at('ahead')}, {k}, 1 - t % 2);")
+            drives = {leaf: self._input_arriving(leaf, at, k) for leaf, (at, k) in inputs.items()}
             again, corrected = self._again(step, drives, "place")
-            following += () if self.alone else self._states_ahead()
-        body += self.arriving_first(first)
+        body += self.arriving_first(self._first)
         # the last step gets nothing from a later one
         gave = self.of_gates("gave")
         body += [*map(self.pack, gave), *over_neurons([f"{name}[j] = 0.0f;" for name in gave]), "i.begin();"]
@@ -322,23 +282,9 @@ class FeedbackBackwardWriter(FeedbackWriter, BackwardWriter):
         product = self._from_ring() if self.feedback.delays else [self.product("t % 2")]
         product = ["float back[V];", *product]
         packs = [self.pack(grad, self.stored) for grad in grads]
+        before, of_step = self._one_step(grads, product, packs, lines, again, corrected)
+        body += before
         inner = ["const int count = steps - begin < T ? steps - begin : T;", *self._states_taken()]
-        if self.alone:
-            before = self._stores_of_last(grads)
-            for node, slot in self._slots.items():
-                before += self.now(self._was(node), f"i.kept(place, {slot}, j)")
-            body += ["int turn = 0;", *packs, *self._walks]
-            inner += self._states_ahead() if again else ()
-            # the steps of the first chunk are computed again, too, which nobody reads: there is no branch
-            before += [*self._takes_now, *product, *again]
-            of_step = self.lone_step("t % 2", [*self._loads, *self._moves], before)
-            of_step += [*lines, *corrected, "++turn;", "i.pass(1 - t % 2);"]
-        else:
-            # while other blocks give their numbers
-            after = [*self._storing(grads, "(begin + t)"), *following]
-            after += ["if (chunk) {", *indented([*again, *corrected]), "}"] if again else []
-            after += refetched
-            of_step = [*product, *packs, *self.shared_step(lines, after, "1 - t % 2")]
         inner += [
             "#pragma unroll 2",
             "for (int t = T - 1; t >= 0; --t) {",
@@ -349,8 +295,7 @@ class FeedbackBackwardWriter(FeedbackWriter, BackwardWriter):
             "begin -= T;",
         ]
         body += ["for (int chunk = chunks - 1; chunk >= 0; --chunk) {", *indented(inner), "}", "i.end();"]
-        if self.alone:
-            body += ["if (steps > 0) {", *indented(self._storing(grads, "0")), "}"]
+        body += self._behind(grads)
         scaled = [line for name, node in self._derivative.factors.items() for line in self._scaled(name, node)]
         if self._totals:
             scaled.append(f"store({self.argument('totals', 'sum', 'grad_params', len(self.plan.learn))} + i, total);")
@@ -369,37 +314,41 @@ class FeedbackBackwardWriter(FeedbackWriter, BackwardWriter):
         """Stores of the gradients of a step, whose number is a text."""
         return [f"store({self.all(f'{grad}s', 'grad_inputs', k, step)}, {grad});" for k, grad in enumerate(grads)]
 
-    def _taken_now(self, name: str, arrived: str) -> str:
-        """A number that has arrived, taken before the product."""
-        now = self.unique(f"{name}_now")
-        self._takes_now += self.now(now, arrived)
-        return f"{now}[j]"
+    def _behind(self, grads: Sequence[str]) -> List[str]:
+        """Lines behind the last step."""
+        return []
 
-    def _refetching(self, leaf: Node, at: At, k: int) -> List[str]:
-        """The first loads of an input that is read again, and what loads the others."""
-        name = self.local[leaf]
-        way = self.walking(name, f"{name}s", "inputs", self.program.inputs.index(str(leaf.attr)))
-        jump = self.unique(f"{name}_jump")
-        self._walks.append(way.begin(computed_beside(f"(steps - {FAR + 1})")))
-        self._walks.append(f"const long long {jump} = (1 - 2 * T) * {way.stride};")
-        self._loads.append(f"if (begin + t >= T + {FAR}) begin_arrival({way.at}, {k}, (turn + {FAR}) & 3);")
-        self._moves += way.move(f"+= t == {FAR} % T ? {jump} : {way.stride}")
-        begun = f"if (now >= T) begin_arrival({at(computed_beside('now'))}, {k}, k);"
-        return [f"for (int k = 0; k < {FAR}; ++k) {{", "    const int now = steps - 1 - k;", f"    {begun}", "}"]
+    def _cotangent_arriving(self, stream: Stream, k: int) -> str:
+        """The number of a cotangent at a step, which arrives two steps ahead, from the last step to the first."""
+        at = self.each_step(stream.tensor, stream.group, stream.number)
+        self._first += self.first_steps(at, LAST_TWO, k)
+        self._following.append(f"if (begin + t >= 2) begin_arrival({at('(begin + t - 2)')}, {k}, t % 2);")
+        arrived = f"arrived({at('(begin + t)')}, {k}, t % 2, j)"
+        return self.value(arrived) if stream.kind == self.stored else arrived
 
-    def _stores_of_last(self, grads: Sequence[str]) -> List[str]:
-        """Stores of the gradients of the step behind, which was the last one."""
-        lines = []
-        for k, grad in enumerate(grads):
-            way = self.walking(grad, f"{grad}s", "grad_inputs", k)
-            self._walks.append(way.begin("(steps + 1)"))
-            self._moves += way.move(f"-= {way.stride}")
-            lines.append(f"store({way.at}, {grad});")
-        return ["if (begin + t + 1 < steps) {", *indented(lines), "}"] if lines else []
+    def _input_arriving(self, leaf: Node, at: At, k: int) -> str:
+        """The number of an input at the step that is computed again, which arrives two steps ahead."""
+        self._refetched += [] if self._refetched else [f"const int ahead = {EARLIER};"]
+        self._first += self.first_steps(at, EARLIER_TWO, k)
+        self._refetched.append(f"if (ahead >= 0) begin_arrival({at('ahead')}, {k}, 1 - t % 2);")
+        return self.value(f"arrived({at('(begin - 1 - t)')}, {k}, 1 - t % 2, j)")
 
-    def _was(self, node: Node) -> str:
-        """A value that was kept of a step, of all neurons of a thread: its place is taken meanwhile."""
-        return self.unique(f"kept_{self._slots[node]}")
+    def _one_step(
+        self,
+        grads: Sequence[str],
+        product: Sequence[str],
+        packs: Sequence[str],
+        adjoint: Sequence[str],
+        again: Sequence[str],
+        corrected: Sequence[str],
+    ) -> Tuple[List[str], List[str]]:
+        """Lines before the first step, and those of a step."""
+        # while other blocks give their numbers
+        after = [*self._storing(grads, "(begin + t)"), *self._following]
+        after += self._states_ahead() if again else []
+        after += ["if (chunk) {", *indented([*again, *corrected]), "}"] if again else []
+        after += self._refetched
+        return [], [*product, *packs, *self.shared_step(adjoint, after, "1 - t % 2")]
 
     def _ring(self) -> List[str]:
         """The lines that take the delays, and the ring of what comes from each step for earlier outputs."""
@@ -452,7 +401,7 @@ class FeedbackBackwardWriter(FeedbackWriter, BackwardWriter):
         bytes of a thread, and takes 0.98 of the time for 256 rows (H100).
         """
         if not self.shape.apart:
-            return self._states_of("(chunk - 2)", f"if (chunk > 1{'' if self.alone else ' && t == (count > 1)'}) {{")
+            return self._states_of("(chunk - 2)", "if (chunk > 1 && t == (count > 1)) {")
         if not self._kept or not self._states:
             return []
         loads = [f"will_load<V>({self.saved_at(name, '(chunk - 2)')});" for name in self._states]
@@ -516,10 +465,7 @@ class FeedbackBackwardWriter(FeedbackWriter, BackwardWriter):
 
     def _back_step(self, adjoint: Function) -> List[str]:
         """One step backwards of a thread's neurons."""
-        where = {
-            node: f"{self._was(node)}[j]" if self.alone else f"i.kept(place, {slot}, j)"
-            for node, slot in self._slots.items()
-        }
+        where = {node: self._kept_of(slot) for node, slot in self._slots.items()}
         for index in self.plan.arriving:
             arrived = self._arrived[self.local[output_cotangent(index)]]
             where[output_cotangent(index)] = f"{arrived} + back[j]" if index == self.feedback.output else arrived
@@ -543,6 +489,10 @@ class FeedbackBackwardWriter(FeedbackWriter, BackwardWriter):
             back = self._grad_input(self.program.inputs[number])
             inner.append(f"{gave}[j] = {self.value(f'{back}[j]')};")
         return over_neurons([*inner, *(["total[j] += gave[j];"] if self._totals else ())])
+
+    def _kept_of(self, slot: int) -> str:
+        """What is kept of a step for neuron j."""
+        return f"i.kept(place, {slot}, j)"
 
     def _giving(self, buffer: str) -> List[str]:
         """The lines that give the cotangents of the inputs that outputs come back to."""

@@ -250,7 +250,7 @@ def narrow_shapes(width: int, gates: int = 1) -> List[Narrow]:
     """The layouts of a width of which a block has whole rows; none where that is too wide."""
     if width > (64 if gates > 1 else 128):
         return []
-    lanes = share = (1 if width <= 32 else 2 if width <= 64 else 4)
+    lanes = share = 1 if width <= 32 else 2 if width <= 64 else 4
     return [Narrow(width, lanes, share, gates=gates)] if gates == 1 else [Narrow(width, 8, 4, gates=gates)]
 
 

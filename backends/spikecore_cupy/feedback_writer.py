@@ -2,43 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Callable, List, NamedTuple, Sequence
+from typing import Callable, List, Sequence
 
 from spikecore.backend import Feedback
 from spikecore.kernels import ForwardPlan
 from spikecore.kernels.writing import Argument, indented
-from spikecore_cupy.feedback_shape import Layout, Narrow
-from spikecore_cupy.text import CudaPrinter, over_neurons
+from spikecore_cupy.feedback_shape import Layout, Shape
+from spikecore_cupy.text import CudaPrinter
 from spikecore_cupy.writer import Writer
 
 #: Address of a step of a tensor, from the text of its number.
 At = Callable[[str], str]
-
-
-#: Steps that are loaded ahead where a block waits for no other: one less than there are places, so that no place is filled
-#: while it is read. Two steps of 0.2 us are less than a load takes where the L2 cache has no number.
-FAR = 3
-
-
-class Walk(NamedTuple):
-    """A step of a tensor, of which a kernel knows the place alone: a product of 64 bits for each step takes longer."""
-
-    here: str
-    tensor: str
-    stride: str
-
-    @property
-    def at(self) -> str:
-        """The thread's neurons there."""
-        return f"gathered({self.here}, i)"
-
-    def begin(self, step: str) -> str:
-        """The line that finds the place of a step."""
-        return f"auto {self.here} = ({self.tensor} + {step} * {self.stride} + i).here;"
-
-    def move(self, by: str) -> List[str]:
-        """Lines that go on, so that the compiler does not find the place anew."""
-        return [f"{self.here} {by};", f"hold({self.here});"]
 
 
 class FeedbackWriter(Writer):
@@ -48,6 +22,11 @@ class FeedbackWriter(Writer):
     printer: CudaPrinter
     feedback: Feedback
     at_once = True
+
+    @property
+    def spikes(self) -> bool:
+        """True if what comes back is spikes to the kernel, each one part."""
+        return isinstance(self.shape, Shape) and self.shape.value_parts == 1
 
     @property
     def gates(self) -> Sequence[int]:
@@ -119,41 +98,20 @@ class FeedbackWriter(Writer):
         delays = self.argument("delays", "pointer", "params", self.delays_at)
         return [f"const Pack<{self.real}, V> lag = column_values<V>({delays}, i);"]
 
-    def first_two(self, at: At, step: str, number: int) -> List[str]:
+    def first_steps(self, at: At, step: str, number: int) -> List[str]:
         """Begin to load two steps of tensor ``number`` of those that arrive, ``step`` from their place ``k``. A step is
         loaded two ahead, those of even steps to the first place: so the place in an unrolled loop is a constant.
         """
         begun = f"if (step >= 0 && step < steps) begin_arrival({at('step')}, {number}, k);"
         return ["for (int k = 0; k < 2; ++k) {", f"    const int step = {step};", f"    {begun}", "}"]
 
-    def first_three(self, at: At, step: str, number: int) -> List[str]:
-        """The same of a block that waits for no other: as many as are loaded ahead."""
-        begun = f"if (step >= 0 && step < steps) begin_arrival({at('step')}, {number}, k);"
-        return [f"for (int k = 0; k < {FAR}; ++k) {{", f"    const int step = {step};", f"    {begun}", "}"]
-
     def arriving_first(self, loads: Sequence[str]) -> List[str]:
-        """The loads before the first step: in a group that is complete then, since behind it are as many as wait."""
-        return ["if (i.works()) {", *indented(loads), "}", *["loads_begun();"] * (FAR if self.alone else 2)]
-
-    @property
-    def alone(self) -> bool:
-        """True if a block waits for no other: what is left of a step is done beside the product of the next one."""
-        return isinstance(self.shape, Narrow)
-
-    def now(self, name: str, value: str, kind: str = "") -> List[str]:
-        """Lines that take a number of each neuron, which is named ``name[j]`` then."""
-        return [self.pack(name, kind), *over_neurons([f"{name}[j] = {value};"])]
-
-    def lone_step(self, buffer: str, loads: Sequence[str], before: Sequence[str]) -> List[str]:
-        """The first lines of a step of a block that waits for no other. ``loads`` and what is ``before`` the product are
-        done while its first numbers come from shared memory.
-        """
-        first = [f"loads_wait<{FAR - 1}>();", f"const auto early = i.first_groups({buffer});"]
-        return [*first, *loads, "loads_begun();", *before]
+        """The loads before the first step: in a group that is complete then, since behind it is one more."""
+        return ["if (i.works()) {", *indented(loads), "}", "loads_begun();", "loads_begun();"]
 
     def product(self, buffer: str) -> str:
         """The line that multiplies."""
-        return f"i.product({buffer}, back{', early' if self.alone else ''});"
+        return f"i.product({buffer}, back);"
 
     def shared_step(self, each: Sequence[str], after: Sequence[str], buffer: str) -> List[str]:
         """Lines of a step: what it computes and gives, and the work while numbers go to all blocks, such as loads."""
@@ -165,11 +123,6 @@ class FeedbackWriter(Writer):
         if after:
             lines += ["if (i.works()) {", *indented(after), "}"]
         return [*lines, f"i.wait({buffer});"]
-
-    def walking(self, name: str, tensor: str, group: str, number: int) -> Walk:
-        """The place of one step of a tensor, which goes from step to step: a product of 64 bits takes longer."""
-        pointer, stride = self.argument(tensor, "pointer", group, number), self.stride(tensor, group, number)
-        return Walk(self.unique(f"{name}_here"), pointer, stride)
 
     def each_step(self, tensor: str, group: str, number: int) -> At:
         """Address of a step in a tensor of all steps."""

@@ -17,10 +17,12 @@ from spikecore_cupy.chunks import chunk_length
 from spikecore_cupy.derivative import divisors, is_power_of_two, normalises
 from spikecore_cupy.device import shared
 from spikecore_cupy.feedback import FeedbackBackwardWriter, FeedbackForwardWriter
+from spikecore_cupy.feedback_narrow import NarrowBackwardWriter, NarrowForwardWriter
 from spikecore_cupy.feedback_shape import (
     MEMORY,
     MULTIPROCESSORS,
     Layout,
+    Narrow,
     by_time,
     length_of,
     shapes_of,
@@ -366,9 +368,11 @@ def shapes_for(plan: Plan, width: int, multiprocessors: int = MULTIPROCESSORS) -
 def print_feedback(plan: Plan, shape: Layout) -> Tuple[Source, Layout]:
     """The kernel of a plan with feedback, and its shape with what depends on the plan."""
     if isinstance(plan, ForwardPlan):
-        writer: Union[FeedbackForwardWriter, FeedbackBackwardWriter] = FeedbackForwardWriter(plan, shape)
+        forward = NarrowForwardWriter if isinstance(shape, Narrow) else FeedbackForwardWriter
+        writer: Union[FeedbackForwardWriter, FeedbackBackwardWriter] = forward(plan, shape)
     else:
-        writer = FeedbackBackwardWriter(plan, shape)
+        backward = NarrowBackwardWriter if isinstance(shape, Narrow) else FeedbackBackwardWriter
+        writer = backward(plan, shape)
     return writer.source(), writer.shape
 
 
