@@ -27,11 +27,11 @@ from spikecore_cupy.text import Form, Function, Source, Stream, over_neurons
 class FeedbackForwardWriter(FeedbackWriter, ForwardWriter):
     """Writes the forward kernel of a plan with feedback."""
 
-    def __init__(self, plan: ForwardPlan, shape: Layout) -> None:
+    def __init__(self, plan: ForwardPlan, shape: Layout, powers: bool = False) -> None:
         self.feedback = plan.spec.feedback or Feedback()
         self.shape = for_forward(plan.program, plan.spec, shape)
         self.header = shape.header
-        super().__init__(plan, Form(self.shape.each, shape.length))
+        super().__init__(plan, Form(self.shape.each, shape.length, powers=powers))
 
     def source(self) -> Source:
         plan, program, states = self.plan, self.program, self._states
@@ -230,10 +230,10 @@ EARLIER = "begin + 1 - t - (t > 1 ? 0 : 2 * T)"
 class FeedbackBackwardWriter(FeedbackWriter, BackwardWriter):
     """Writes the backward kernel of a plan with feedback."""
 
-    def __init__(self, plan: BackwardPlan, shape: Layout) -> None:
+    def __init__(self, plan: BackwardPlan, shape: Layout, powers: bool = False) -> None:
         # what the base finds needs a form, whose width depends on the shape alone
         self.feedback = plan.spec.feedback or Feedback()
-        super().__init__(plan, Form(shape.each, shape.length))
+        super().__init__(plan, Form(shape.each, shape.length, powers=powers))
         self.shape = for_backward(plan.dtype, shape)
         self.header = shape.header
         #: True if a neuron's values of all steps are added up: their sum over the batch is the gradient of the bias.

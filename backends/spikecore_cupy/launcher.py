@@ -365,14 +365,14 @@ def shapes_for(plan: Plan, width: int, multiprocessors: int = MULTIPROCESSORS) -
     return [shape._replace(length=length) for shape in shapes]
 
 
-def print_feedback(plan: Plan, shape: Layout) -> Tuple[Source, Layout]:
-    """The kernel of a plan with feedback, and its shape with what depends on the plan."""
+def print_feedback(plan: Plan, shape: Layout, powers: bool = False) -> Tuple[Source, Layout]:
+    """The kernel of a plan with feedback, and its shape with what depends on the plan. ``powers``: as in a ``Form``."""
     if isinstance(plan, ForwardPlan):
         forward = NarrowForwardWriter if isinstance(shape, Narrow) else FeedbackForwardWriter
-        writer: Union[FeedbackForwardWriter, FeedbackBackwardWriter] = forward(plan, shape)
+        writer: Union[FeedbackForwardWriter, FeedbackBackwardWriter] = forward(plan, shape, powers)
     else:
         backward = NarrowBackwardWriter if isinstance(shape, Narrow) else FeedbackBackwardWriter
-        writer = backward(plan, shape)
+        writer = backward(plan, shape, powers)
     return writer.source(), writer.shape
 
 
@@ -382,16 +382,18 @@ class FeedbackLauncher:
     def __init__(self, kernel: Callable[..., Any], plan: Plan, groups: Sequence[str], learnt: Sequence[str]) -> None:
         self.kernel, self.plan, self.groups, self.learnt = kernel, plan, groups, learnt
         self._params = groups.index("params")
-        self._kernels: Dict[Layout, _Printed] = {}
-        #: For rows of so many neurons, a batch, and multiprocessors.
-        self._chosen: Dict[Tuple[int, int, int], _Printed] = {}
+        self._kernels: Dict[Tuple[Layout, bool], _Printed] = {}
+        #: For rows of so many neurons, a batch, multiprocessors, and divisors that are powers of two.
+        self._chosen: Dict[Tuple[int, int, int, bool], _Printed] = {}
+        self._divisors = [plan.program.params.index(str(node.attr)) for node in divisors(plan)]
 
     def __call__(self, geometry: Geometry, *groups: Any) -> Sequence[Tensor]:
         """Launch on these tensors; gives the parameters' gradients in parts."""
         steps, neurons, channels = geometry[:3]
         params, x = groups[self._params], groups[0][0]
         width, device = params[len(self.plan.program.params)].shape[1], x.get_device()
-        printed = self._printed(width, neurons // width, device)
+        powers = bool(self._divisors) and all(is_power_of_two(params[index]) for index in self._divisors)
+        printed = self._printed(width, neurons // width, device, powers)
         shape = printed.shape
         blocks = -(-(neurons // width) // shape.rows) * shape.cluster
         pointers = [groups[group][index].data_ptr() for group, index in printed.pointers]
@@ -410,29 +412,31 @@ class FeedbackLauncher:
         printed.kernel(blocks, device, (neurons, steps, *pointers, *strides, *numbers), shape.threads)
         return sums
 
-    def _printed(self, width: int, batch: int, device: int) -> _Printed:
+    def _printed(self, width: int, batch: int, device: int, powers: bool) -> _Printed:
         multiprocessors = self.kernel.multiprocessors(device)  # type: ignore[attr-defined]  # a class of kernels
-        key = (width, batch, multiprocessors)
+        key = (width, batch, multiprocessors, powers)
         printed = self._chosen.get(key)
         if printed is None:
             shapes = by_time(shapes_for(self.plan, width, multiprocessors), batch, multiprocessors)
             # what is kept of a step is known when the text is printed
-            printed = next(each for each in map(self._of, shapes) if each.shape.memory <= MEMORY)
-            self._chosen[key] = printed
+            found = (self._of(shape, powers) for shape in shapes)
+            printed = self._chosen[key] = next(each for each in found if each.shape.memory <= MEMORY)
         return printed
 
-    def _of(self, shape: Layout) -> _Printed:
-        printed = self._kernels.get(shape)
+    def _of(self, shape: Layout, powers: bool) -> _Printed:
+        printed = self._kernels.get((shape, powers))
         if printed is None:
-            printed = self._kernels[shape] = _Printed(self.kernel, self.plan, shape, self.groups)
+            printed = self._kernels[shape, powers] = _Printed(self.kernel, self.plan, shape, self.groups, powers)
         return printed
 
 
 class _Printed:
     """A kernel, its shape, and where its arguments are."""
 
-    def __init__(self, kernel: Callable[..., Any], plan: Plan, shape: Layout, groups: Sequence[str]) -> None:
-        source, self.shape = print_feedback(plan, shape)
+    def __init__(
+        self, kernel: Callable[..., Any], plan: Plan, shape: Layout, groups: Sequence[str], powers: bool
+    ) -> None:
+        source, self.shape = print_feedback(plan, shape, powers)
         places = Places(source.arguments, groups)
         self.pointers, self.sums = places.of("pointer"), places.of("sum")
         self.strides, self.numbers, self.channels = places.of("stride"), places.of("number"), places.channels()
