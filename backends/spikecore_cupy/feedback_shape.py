@@ -33,6 +33,8 @@ MULTIPROCESSORS = 132
 HALF, SHARED = 1.2, 0.25
 #: Numbers of a neuron that are kept of the steps of a chunk at most, and steps of a chunk at most.
 KEPT, LONGEST = 24, 8
+#: Neurons whose spikes a warp has.
+WARP = 32
 #: Places of a tensor that arrives for a narrow layer.
 PLACES = 4
 #: Warps that may share a sum; blocks of a cluster.
@@ -313,7 +315,8 @@ def for_forward(program: Program, spec: Spec, shape: Layout) -> Layout:
     arriving = len(program.inputs)
     if isinstance(shape, Narrow):
         # what comes back behind a delay, and gates, are no spikes to a kernel
-        if output.op == "spike" and shape.gates == 1 and not (spec.feedback or Feedback()).delays:
+        spikes = output.op == "spike" and shape.gates == 1 and not (spec.feedback or Feedback()).delays
+        if spikes and shape.width <= WARP:
             return Narrow(shape.width, 1, 1, arriving=arriving, spikes=1)
         return shape._replace(length=1, kept=0, arriving=arriving, gives=1)
     parts = 1 if output.op == "spike" else shape.weight_parts
