@@ -33,10 +33,15 @@ MULTIPROCESSORS = 132
 HALF, SHARED = 1.2, 0.25
 #: Numbers of a neuron that are kept of the steps of a chunk at most, and steps of a chunk at most.
 KEPT, LONGEST = 24, 8
+#: Numbers of a step, those of each gate, up to which a narrow layer has a block for each row. On an H200, beside tensor
+#: cores: 96 neurons of 128, 256, 512 and 1024 rows take 0.59, 0.73, 0.94 and 1.28 of the time.
+ALONE = 49152
 #: Neurons whose spikes a warp has.
 WARP = 32
 #: Places of a tensor that arrives for a narrow layer.
 PLACES = 4
+#: Lanes that share sums, and how many, in narrow layers.
+LANES = ((1, 1), (2, 1), (2, 2), (4, 2), (4, 4), (8, 4))
 #: Warps that may share a sum; blocks of a cluster.
 SPLITS, CLUSTERS = (1, 2, 4), (8, 4, 2, 1)
 #: Groups of 8 rows of blocks that are no cluster, and what a step of theirs takes beside that of such a group.
@@ -142,12 +147,11 @@ class Shape(NamedTuple):
 
 
 class Narrow(NamedTuple):
-    """The arguments of ``Narrow`` in narrow.cuh: whole rows in one block, multiplied without tensor cores."""
+    """The arguments of ``Narrow`` in narrow.cuh: a row of the batch in one block, multiplied without tensor cores."""
 
     width: int
     lanes: int
     share: int
-    rows: int = 1
     length: int = 1
     kept: int = 0
     arriving: int = 0
@@ -188,7 +192,12 @@ class Narrow(NamedTuple):
     @property
     def each(self) -> int:
         """Neurons of a thread, V in the text."""
-        return max(1, self.share * self.rows // self.lanes)
+        return 1
+
+    @property
+    def rows(self) -> int:
+        """Rows of the batch of a block."""
+        return 1
 
     @property
     def weights(self) -> int:
@@ -201,15 +210,10 @@ class Narrow(NamedTuple):
         return min(MOST, REGISTERS // -(-self.threads // 128) // 8 * 8)
 
     @property
-    def order(self) -> Tuple[int, bool]:
-        """Key of the order of a sum: layouts of one width with the same give the same bits."""
-        return self.lanes, self.share < 4
-
-    @property
     def memory(self) -> int:
         """Bytes of shared memory of a block."""
-        numbers = (self.length * self.kept + PLACES * self.arriving) * self.each * self.threads
-        given = 8 + self.padded if self.spikes else 2 * self.gives * self.rows * self.padded
+        numbers = (self.length * self.kept + PLACES * self.arriving) * self.threads
+        given = 8 + self.padded if self.spikes else 2 * self.gives * self.padded
         return 4 * (given + numbers)
 
     @property
@@ -222,7 +226,7 @@ class Narrow(NamedTuple):
 Layout = Union[Shape, Narrow]
 
 
-def _fits(shape: Shape, room: int) -> bool:
+def _fits(shape: Layout, room: int) -> bool:
     return shape.threads <= 1024 and shape.weights + room <= shape.registers
 
 
@@ -232,28 +236,27 @@ def shapes_of(
 ) -> Tuple[Layout, ...]:
     """The layouts of a width whose registers hold the weights, that with most blocks first; none where it is too wide.
 
-    All of them give the same bits, so that the batch changes no bit of a row. ``multiprocessors``: how many the GPU
-    has, which all blocks of a row need at once. ``gates``: inputs that the outputs come back to.
+    All with tensor cores give the same bits, so that the batch changes no bit of a row, but for small batches of narrow
+    layers (:data:`ALONE`). ``multiprocessors``: how many the GPU has, which all blocks of a row need at once.
+    ``gates``: inputs that the outputs come back to.
     """
-    whole = narrow_shapes(width, gates) if dtype == torch.float32 else []
-    if whole:
-        return tuple(whole)
+    narrow = narrow_shapes(width, dtype, gates)
     if gates > 1:
-        return _shapes_of_gates(width, parts_of(dtype), gates)
+        return (*narrow, *_shapes_of_gates(width, parts_of(dtype), gates))
     parts, split = parts_of(dtype), 1 if width <= NARROW else 2
     sizes = [c for c in CLUSTERS if c == 1 or (split > 1 and width >= c * SMALL)]
     fitting = [shape for shape in (Shape(width, c, split, 1, parts) for c in sizes) if _fits(shape, PLENTY)]
     if not fitting:
         return tuple(shapes_apart(width, parts, multiprocessors))
-    return tuple([shape for shape in fitting if shape.order == fitting[0].order])
+    return (*narrow, *[shape for shape in fitting if shape.order == fitting[0].order])
 
 
-def narrow_shapes(width: int, gates: int = 1) -> List[Narrow]:
-    """The layouts of a width of which a block has whole rows; none where that is too wide."""
-    if width > (64 if gates > 1 else 128):
-        return []
-    lanes = share = 1 if width <= 32 else 2 if width <= 64 else 4
-    return [Narrow(width, lanes, share, gates=gates)] if gates == 1 else [Narrow(width, 8, 4, gates=gates)]
+def narrow_shapes(width: int, dtype: torch.dtype, gates: int = 1) -> Tuple[Narrow, ...]:
+    """The layout of a width of which a block has a row; none where that is too wide."""
+    if dtype != torch.float32 or width > (64 if gates > 1 else 128):
+        return ()
+    lanes, share = (8, 4) if gates > 1 else (2, 1) if width <= 32 else (4, 2) if width <= 64 else (4, 4)
+    return (Narrow(width, lanes, share, gates=gates),)
 
 
 def _shapes_of_gates(width: int, parts: int, gates: int) -> Tuple[Shape, ...]:
@@ -278,13 +281,14 @@ def shapes_apart(width: int, parts: int, multiprocessors: int = MULTIPROCESSORS)
 
 
 def by_time(shapes: Sequence[Layout], batch: int, multiprocessors: int) -> List[Layout]:
-    """The layouts of a width, that with which all rows of a batch take the least time first: many blocks for a cluster
-    as long as all clusters run at once.
+    """The layouts of a width, that with which all rows of a batch take the least time first: a block for each row if
+    they are few, else many blocks for a cluster as long as all clusters run at once.
     """
 
     def time(shape: Layout) -> float:
         if isinstance(shape, Narrow):
-            return -(-batch // shape.rows // multiprocessors) * shape.rows
+            few = batch * shape.width * shape.gates <= ALONE * multiprocessors // MULTIPROCESSORS
+            return 0.0 if few else math.inf
         if shape.apart:
             return -(-batch // (shape.rows * (multiprocessors // shape.cluster))) * (MEETING + shape.tiles)
         at_once = max(1, CO_RESIDENT[shape.cluster] * multiprocessors // MULTIPROCESSORS)
@@ -345,11 +349,12 @@ def takes(program: Program, spec: Spec, width: int, multiprocessors: int = MULTI
     if spec.compute != torch.float32 or program.normalised or program.seeds or width < 1:
         return False
     shapes = shapes_of(width, spec.dtype, multiprocessors, len(spec.drives))
-    return bool(shapes) and most_of(program, spec, shapes[0]).memory <= MEMORY
+    return any(most_of(program, spec, shape).memory <= MEMORY for shape in shapes)
 
 
-def shapes(width: int, dtype: torch.dtype) -> List[Shape]:
+def shapes(width: int, dtype: torch.dtype) -> List[Layout]:
     """All layouts that hold the weights, for measurements."""
     parts = parts_of(dtype)
-    every = [Shape(width, c, s, n, parts) for c in (1, 2, 4, 8) for s in SPLITS for n in (1, 2)]
+    every: List[Layout] = [Narrow(width, lanes, share) for lanes, share in LANES]
+    every += [Shape(width, c, s, n, parts) for c in (1, 2, 4, 8) for s in SPLITS for n in (1, 2)]
     return [shape for shape in every if _fits(shape, FEWEST)]

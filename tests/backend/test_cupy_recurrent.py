@@ -85,7 +85,7 @@ def compare(host: str, net: Any, x: torch.Tensor, record: Sequence[str], **more:
 
 
 PARTS = parts_of(torch.float32)
-#: Width, cluster, warps that share a sum, tiles of 8 rows; or width, lanes, sums that they share, rows. Then steps and
+#: Width, cluster, warps that share a sum, tiles of 8 rows; or width, lanes, sums that they share. Then steps and
 #: rows of the batch: sizes that fill no tile, and several clusters.
 LAYOUTS = [
     (Shape(5, 1, 1, 1, PARTS), 19, 2),
@@ -96,10 +96,10 @@ LAYOUTS = [
     (Shape(140, 10, 1, 2, PARTS), 3, 17),
     (Shape(37, 10, 2, 1, PARTS), 4, 20),
     (Shape(17, 10, 2, 1, PARTS), 21, 2),
-    (Narrow(5, 8, 4, 2), 19, 3),
-    (Narrow(40, 8, 4, 4), 4, 5),
-    (Narrow(32, 8, 8), 5, 2),
-    (Narrow(100, 16, 4), 3, 1),
+    (Narrow(5, 8, 4), 19, 3),
+    (Narrow(40, 4, 2), 13, 3),
+    (Narrow(32, 1, 1), 5, 2),
+    (Narrow(100, 4, 4), 3, 2),
 ]
 
 GATED = [
@@ -108,7 +108,7 @@ GATED = [
     ("SpikingLSTM", Shape(33, 2, 2, 2, PARTS), 3, 9),
     ("SpikingLSTM", Shape(130, 8, 1, 1, PARTS), 3, 1),
     ("SpikingLSTM", Narrow(33, 8, 4), 5, 3),
-    ("SpikingGRU", Narrow(20, 8, 4, 2), 19, 3),
+    ("SpikingGRU", Narrow(20, 8, 4), 19, 3),
 ]
 
 
