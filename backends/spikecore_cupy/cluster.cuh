@@ -104,8 +104,6 @@ __device__ __forceinline__ void multiply(float (&c)[4], const unsigned (&a)[4], 
 // The number of the lane whose own number differs in these bits; and a barrier of a warp.
 __device__ __forceinline__ float exchanged(float x, int bits) { return __shfl_xor_sync(0xffffffffu, x, bits); }
 __device__ __forceinline__ void warp_wait() { __syncwarp(); }
-// A bit of each lane.
-__device__ __forceinline__ unsigned voted(bool bit) { return __ballot_sync(0xffffffffu, bit); }
 // One of two numbers. Of two ?: the compiler makes a branch, with an exchange on each side.
 __device__ __forceinline__ float chosen(bool first, float a, float b) {
     float x;

@@ -78,14 +78,7 @@ class FeedbackForwardWriter(FeedbackWriter, ForwardWriter):
         self._packs_of_step = [f"Pack<{stored}, V> {drive};" for drive in drives]
         self._packs_of_step += [self.pack(out, stored) for out in self._outs]
         starts += self._before_steps(leaves)
-        steps = ["const int t = pair + k;", "if (t >= steps) continue;", *self._one_step(every, drives, inner)]
-        # two steps by name: an array that is not indexed by a constant would be in memory
-        loop = [
-            "for (int pair = 0; pair < steps; pair += 2) {",
-            "    #pragma unroll",
-            "    for (int k = 0; k < 2; ++k) {",
-        ]
-        loop += [*indented(indented(steps)), "    }", "}"]
+        loop = self._every_step(self._one_step(every, drives, inner))
         ending = [f"store({self.one(f'{s}_end', 'final', k)}, {s});" for k, s in enumerate(states) if plan.final]
         arrivals = [line for n, at in enumerate(every) for line in self.first_steps(at, "k", n)]
         begin = ["constexpr int begin = 0;", *self.arriving_first(arrivals)]
@@ -95,6 +88,13 @@ class FeedbackForwardWriter(FeedbackWriter, ForwardWriter):
     def _before_steps(self, leaves: Sequence[Node]) -> List[str]:
         """Lines before the first step, beside those of the states and of what was given before it."""
         return []
+
+    def _every_step(self, lines: Sequence[str]) -> List[str]:
+        """The loop over steps, from the lines of one."""
+        # two steps by name: an array that is not indexed by a constant would be in memory
+        inner = ["const int t = pair + k;", "if (t >= steps) continue;", *lines]
+        two = ["#pragma unroll", "for (int k = 0; k < 2; ++k) {", *indented(inner), "}"]
+        return ["for (int pair = 0; pair < steps; pair += 2) {", *indented(two), "}"]
 
     def _one_step(self, every: Sequence[At], drives: Sequence[str], inner: Sequence[str]) -> List[str]:
         """Lines of a step; ``inner`` are those behind the product, which give the outputs."""
@@ -285,15 +285,7 @@ class FeedbackBackwardWriter(FeedbackWriter, BackwardWriter):
         before, of_step = self._one_step(grads, product, packs, lines, again, corrected)
         body += before
         inner = ["const int count = steps - begin < T ? steps - begin : T;", *self._states_taken()]
-        inner += [
-            "#pragma unroll 2",
-            "for (int t = T - 1; t >= 0; --t) {",
-            "    if (t >= count) continue;",
-            "    const int place = (chunks - 1 - chunk) & 1 ? T - 1 - t : t;",
-            *indented(of_step),
-            "}",
-            "begin -= T;",
-        ]
+        inner += [*self._chunk(of_step), "begin -= T;"]
         body += ["for (int chunk = chunks - 1; chunk >= 0; --chunk) {", *indented(inner), "}", "i.end();"]
         body += self._behind(grads)
         scaled = [line for name, node in self._derivative.factors.items() for line in self._scaled(name, node)]
@@ -313,6 +305,11 @@ class FeedbackBackwardWriter(FeedbackWriter, BackwardWriter):
     def _storing(self, grads: Sequence[str], step: str) -> List[str]:
         """Stores of the gradients of a step, whose number is a text."""
         return [f"store({self.all(f'{grad}s', 'grad_inputs', k, step)}, {grad});" for k, grad in enumerate(grads)]
+
+    def _chunk(self, lines: Sequence[str]) -> List[str]:
+        """The loop over the steps of a chunk, from the lines of one."""
+        head = ["if (t >= count) continue;", "const int place = (chunks - 1 - chunk) & 1 ? T - 1 - t : t;"]
+        return ["#pragma unroll 2", "for (int t = T - 1; t >= 0; --t) {", *indented([*head, *lines]), "}"]
 
     def _behind(self, grads: Sequence[str]) -> List[str]:
         """Lines behind the last step."""

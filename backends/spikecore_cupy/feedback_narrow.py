@@ -12,21 +12,24 @@ from typing import Any, List, NamedTuple, Sequence, Tuple
 from spikecore.kernels.writing import indented
 from spikecore.lang import Node
 from spikecore_cupy.feedback import FeedbackBackwardWriter, FeedbackForwardWriter
-from spikecore_cupy.feedback_shape import Narrow
 from spikecore_cupy.feedback_writer import At, FeedbackWriter
 from spikecore_cupy.text import Stream, over_neurons
 
-#: Steps that are loaded ahead: one less than there are places, so that no place is filled while it is read. Two steps
-#: of 0.2 us are less than a load takes where the L2 cache has no number.
-FAR = 3
+#: Places of steps that arrive, and steps that are loaded ahead: one less, so that no place is filled while it is read.
+#: Two steps of 0.2 us are less than a load takes where the L2 cache has no number.
+PLACES, FAR = 4, 3
 
 
 class Walk(NamedTuple):
-    """A step of a tensor, of which a kernel knows the place alone: a product of 64 bits for each step takes longer."""
+    """A step of a tensor, of which a kernel knows the place alone: a product of 64 bits for each step takes longer.
+
+    here, backwards: names of its place, and of the stride from a step to the one before.
+    """
 
     here: str
     tensor: str
     stride: str
+    backwards: str
 
     @property
     def at(self) -> str:
@@ -36,6 +39,10 @@ class Walk(NamedTuple):
     def begin(self, step: str) -> str:
         """The line that finds the place of a step."""
         return f"auto {self.here} = ({self.tensor} + {step} * {self.stride} + i).here;"
+
+    def back(self) -> str:
+        """The line that finds the stride to the step before."""
+        return f"const long long {self.backwards} = -{self.stride};"
 
     def move(self, by: str) -> List[str]:
         """Lines that go on, so that the compiler does not find the place anew."""
@@ -50,10 +57,6 @@ def computed_beside(step: str) -> str:
 class NarrowWriter(FeedbackWriter):
     """What both directions share. A step of a tensor has the place of its number among four."""
 
-    @property
-    def spikes(self) -> bool:
-        return isinstance(self.shape, Narrow) and bool(self.shape.spikes)
-
     def first_steps(self, at: At, step: str, number: int) -> List[str]:
         begun = f"if (step >= 0 && step < steps) begin_arrival({at('step')}, {number}, k);"
         return [f"for (int k = 0; k < {FAR}; ++k) {{", f"    const int step = {step};", f"    {begun}", "}"]
@@ -67,7 +70,7 @@ class NarrowWriter(FeedbackWriter):
     def walking(self, name: str, tensor: str, group: str, number: int) -> Walk:
         """The place of a step of a tensor."""
         pointer, stride = self.argument(tensor, "pointer", group, number), self.stride(tensor, group, number)
-        return Walk(self.unique(f"{name}_here"), pointer, stride)
+        return Walk(self.unique(f"{name}_here"), pointer, stride, self.unique(f"{name}_back"))
 
     def now(self, name: str, value: str) -> List[str]:
         """Lines that take a number of each neuron before its place is filled, which is ``name[j]`` then."""
@@ -87,32 +90,36 @@ class NarrowForwardWriter(NarrowWriter, FeedbackForwardWriter):
     def _arrived(self, at: At, number: int) -> str:
         return f"{self._now(number)}[j]"
 
-    def _first_output(self, gave: str) -> List[str]:
-        # behind it no spike is given
-        return [f"float extra[{self._sums}];", f"i.product_of({gave}, extra);", *over_neurons([f"{gave}[j] = 0.0f;"])]
-
     def _before_steps(self, leaves: Sequence[Node]) -> List[str]:
         #: Where the inputs of a step are.
         self._ways = [self.walking(self.local[x], f"{self.local[x]}s", "inputs", k) for k, x in enumerate(leaves)]
         return [*self._packs_of_step, *(way.begin(str(FAR)) for way in self._ways)]
 
     def _one_step(self, every: Sequence[At], drives: Sequence[str], inner: Sequence[str]) -> List[str]:
-        place = f"(t + {FAR}) & 3"
-        loads = [f"if (t + {FAR} < steps) begin_arrival({w.at}, {n}, {place});" for n, w in enumerate(self._ways)]
+        ahead = f"(place + {FAR}) & 3"
+        loads = [f"if (t + {FAR} < steps) begin_arrival({w.at}, {n}, {ahead});" for n, w in enumerate(self._ways)]
         loads += [line for way in self._ways for line in way.move(f"+= {way.stride}")]
         # with delays an earlier output may be that of the step before
         before = ["if (t > 0) {", *indented(self._storing(drives, "(t - 1)")), "}", *self._earlier_outputs()]
         before += self._saving()
         for n, at in enumerate(every):
-            before += self.now(self._now(n), self.value(f"arrived({at('t')}, {n}, t & 3, j)"))
+            before += self.now(self._now(n), self.value(f"arrived({at('t')}, {n}, place, j)"))
         return [*self.step_begins("1 - k", loads), *before, *self._product(), *inner, "i.pass(k);"]
+
+    def _every_step(self, lines: Sequence[str]) -> List[str]:
+        # four by name, so that places are constants, and without a question at each
+        each = [f"one(t + {k}, {k});" for k in range(PLACES)]
+        last = [f"if (t + {k} < steps) {each[k]}" for k in range(PLACES - 1)]
+        loop = ["int t = 0;", f"for (; t + {PLACES} <= steps; t += {PLACES}) {{", *indented(each), "}", *last]
+        lines = ["const int k = place & 1;", *lines]
+        return ["auto one = [&](const int t, const int place) {", *indented(lines), "};", *loop]
 
     def _behind(self, drives: Sequence[str]) -> List[str]:
         return ["if (steps > 0) {", *indented(self._storing(drives, "(steps - 1)")), "}"]
 
 
 class NarrowBackwardWriter(NarrowWriter, FeedbackBackwardWriter):
-    """Writes the backward kernel. Steps have the places of their turns, from the last one."""
+    """Writes the backward kernel. A step has the place of its turn, from the last one."""
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
@@ -120,6 +127,15 @@ class NarrowBackwardWriter(NarrowWriter, FeedbackBackwardWriter):
         self._walks: List[str] = []
         self._moves: List[str] = []
         self._takes: List[str] = []
+
+    def _place(self, ahead: int = 0) -> str:
+        """The place of the step so many turns behind this one: a constant where a chunk has whole groups of places."""
+        step = "t" if self.shape.length % PLACES == 0 else "(begin + t)"
+        return f"({ahead} - 1 - {step}) & 3"
+
+    def _first_turns(self, begun: str) -> List[str]:
+        """The first loads, from the last step."""
+        return [f"for (int k = 0; k < {FAR}; ++k) {{", "    const int now = steps - 1 - k;", f"    {begun}", "}"]
 
     def _taken_now(self, name: str, arrived: str) -> str:
         now = self.unique(f"{name}_now")
@@ -129,37 +145,33 @@ class NarrowBackwardWriter(NarrowWriter, FeedbackBackwardWriter):
     def _cotangent_arriving(self, stream: Stream, k: int) -> str:
         at = self.each_step(stream.tensor, stream.group, stream.number)
         way = self.walking(stream.name, stream.tensor, stream.group, stream.number)
-        self._first += self.first_steps(at, "steps - 1 - k", k)
+        self._first += self._first_turns(f"if (now >= 0) begin_arrival({at('now')}, {k}, (k - steps) & 3);")
         self._walks.append(way.begin(f"(steps - {FAR + 1})"))
-        self._following.append(f"if (begin + t >= {FAR}) begin_arrival({way.at}, {k}, (turn + {FAR}) & 3);")
-        self._moves += way.move(f"-= {way.stride}")
-        arrived = f"arrived({at('(begin + t)')}, {k}, turn & 3, j)"
+        self._walks.append(way.back())
+        self._following.append(f"if (begin + t >= {FAR}) begin_arrival({way.at}, {k}, {self._place(FAR)});")
+        self._moves += way.move(f"+= {way.backwards}")
+        arrived = f"arrived({at('(begin + t)')}, {k}, {self._place()}, j)"
         return self._taken_now(stream.name, self.value(arrived) if stream.kind == self.stored else arrived)
 
     def _input_arriving(self, leaf: Node, at: At, k: int) -> str:
         name = self.local[leaf]
         way = self.walking(name, f"{name}s", "inputs", self.program.inputs.index(str(leaf.attr)))
         jump = self.unique(f"{name}_jump")
-        begun = f"if (now >= T) begin_arrival({at(computed_beside('now'))}, {k}, k);"
-        self._first += [
-            f"for (int k = 0; k < {FAR}; ++k) {{",
-            "    const int now = steps - 1 - k;",
-            f"    {begun}",
-            "}",
-        ]
+        begun = f"if (now >= T) begin_arrival({at(computed_beside('now'))}, {k}, (k - steps) & 3);"
+        self._first += self._first_turns(begun)
         self._walks.append(way.begin(computed_beside(f"(steps - {FAR + 1})")))
         self._walks.append(f"const long long {jump} = (1 - 2 * T) * {way.stride};")
-        self._following.append(f"if (begin + t >= T + {FAR}) begin_arrival({way.at}, {k}, (turn + {FAR}) & 3);")
+        self._following.append(f"if (begin + t >= T + {FAR}) begin_arrival({way.at}, {k}, {self._place(FAR)});")
         self._moves += way.move(f"+= t == {FAR} % T ? {jump} : {way.stride}")
-        return self._taken_now(name, self.value(f"arrived({at('(begin - 1 - t)')}, {k}, turn & 3, j)"))
+        return self._taken_now(name, self.value(f"arrived({at('(begin - 1 - t)')}, {k}, {self._place()}, j)"))
 
     def _stores_of_last(self, grads: Sequence[str]) -> List[str]:
         """Stores of the gradients of the step behind, which was the last one."""
         lines = []
         for k, grad in enumerate(grads):
             way = self.walking(grad, f"{grad}s", "grad_inputs", k)
-            self._walks.append(way.begin("(steps + 1)"))
-            self._moves += way.move(f"-= {way.stride}")
+            self._walks += [way.begin("(steps + 1)"), way.back()]
+            self._moves += way.move(f"+= {way.backwards}")
             lines.append(f"store({way.at}, {grad});")
         return ["if (begin + t + 1 < steps) {", *indented(lines), "}"] if lines else []
 
@@ -187,8 +199,26 @@ class NarrowBackwardWriter(NarrowWriter, FeedbackBackwardWriter):
             before += self.now(self.unique(f"kept_{slot}"), f"i.kept(place, {slot}, j)")
         lines = self.step_begins("t % 2", [*self._following, *self._moves])
         # the steps of the first chunk are computed again, too, which nobody reads: there is no branch
-        lines += [*before, *self._takes, *product, *again, *adjoint, *corrected, "++turn;", "i.pass(1 - t % 2);"]
-        return ["int turn = 0;", *packs, *self._walks], lines
+        lines += [*before, *self._takes, *product, *again, *adjoint, *corrected, "i.pass(1 - t % 2);"]
+        return [*packs, *self._walks], lines
+
+    def _chunk(self, lines: Sequence[str]) -> List[str]:
+        unrolled = PLACES if self.shape.length % PLACES == 0 else 2
+        one = ["const int place = first_place + t * onward;", *lines]
+        loop = [f"#pragma unroll {unrolled}", "for (int t = T - 1; t >= 0; --t) one(t);"]
+        rest = ["#pragma unroll 1", "for (int t = count - 1; t >= 0; --t) one(t);"]
+        return [
+            "const bool upwards = (chunks - 1 - chunk) & 1;",
+            "const int first_place = upwards ? T - 1 : 0, onward = upwards ? -1 : 1;",
+            "auto one = [&](const int t) {",
+            *indented(one),
+            "};",
+            "if (count == T) {",
+            *indented(loop),
+            "} else {",
+            *indented(rest),
+            "}",
+        ]
 
     def _behind(self, grads: Sequence[str]) -> List[str]:
         return ["if (steps > 0) {", *indented(self._storing(grads, "0")), "}"]

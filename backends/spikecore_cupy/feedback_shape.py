@@ -9,7 +9,7 @@ from typing import List, NamedTuple, Sequence, Tuple, Union
 
 import torch
 
-from spikecore.backend import Feedback, Spec
+from spikecore.backend import Spec
 from spikecore.kernels import every_gradient, smallest_cut
 from spikecore.lang import Program
 from spikecore_cupy.derivative import derivative
@@ -36,8 +36,6 @@ KEPT, LONGEST = 24, 8
 #: Numbers of a step, those of each gate, up to which a narrow layer has a block for each row. On an H200, beside tensor
 #: cores: 96 neurons of 128, 256, 512 and 1024 rows take 0.59, 0.73, 0.94 and 1.28 of the time.
 ALONE = 49152
-#: Neurons whose spikes a warp has.
-WARP = 32
 #: Places of a tensor that arrives for a narrow layer.
 PLACES = 4
 #: Lanes that share sums, and how many, in narrow layers.
@@ -157,7 +155,6 @@ class Narrow(NamedTuple):
     arriving: int = 0
     gates: int = 1
     gives: int = 1
-    spikes: int = 0
 
     @property
     def header(self) -> str:
@@ -213,8 +210,7 @@ class Narrow(NamedTuple):
     def memory(self) -> int:
         """Bytes of shared memory of a block."""
         numbers = (self.length * self.kept + PLACES * self.arriving) * self.threads
-        given = 8 + self.padded if self.spikes else 2 * self.gives * self.padded
-        return 4 * (given + numbers)
+        return 4 * (2 * self.gives * self.padded + numbers)
 
     @property
     def text(self) -> str:
@@ -255,7 +251,7 @@ def narrow_shapes(width: int, dtype: torch.dtype, gates: int = 1) -> Tuple[Narro
     """The layout of a width of which a block has a row; none where that is too wide."""
     if dtype != torch.float32 or width > (64 if gates > 1 else 128):
         return ()
-    lanes, share = (8, 4) if gates > 1 else (2, 1) if width <= 32 else (4, 2) if width <= 64 else (4, 4)
+    lanes, share = (8, 4) if gates > 1 else (2, 1) if width <= 48 else (2, 2)
     return (Narrow(width, lanes, share, gates=gates),)
 
 
@@ -315,14 +311,10 @@ def length_of(program: Program, spec: Spec) -> int:
 
 def for_forward(program: Program, spec: Spec, shape: Layout) -> Layout:
     """A layout as forward has it: spikes are one part, and no step is kept."""
-    output = program.outputs[spec.feedback.output if spec.feedback is not None else 0]
     arriving = len(program.inputs)
     if isinstance(shape, Narrow):
-        # what comes back behind a delay, and gates, are no spikes to a kernel
-        spikes = output.op == "spike" and shape.gates == 1 and not (spec.feedback or Feedback()).delays
-        if spikes and shape.width <= WARP:
-            return Narrow(shape.width, 1, 1, arriving=arriving, spikes=1)
         return shape._replace(length=1, kept=0, arriving=arriving, gives=1)
+    output = program.outputs[spec.feedback.output if spec.feedback is not None else 0]
     parts = 1 if output.op == "spike" else shape.weight_parts
     return shape._replace(value_parts=parts, length=1, kept=0, arriving=arriving, gives=1)
 

@@ -104,15 +104,6 @@ inline float exchanged(float x, int bits) {
     pthread_barrier_wait(&warp.all);
     return __uint_as_float(other);
 }
-inline unsigned voted(bool bit) {
-    Warp& warp = own_warp();
-    warp.x[threadIdx.x % 32] = bit;
-    pthread_barrier_wait(&warp.all);
-    unsigned bits = 0;
-    for (int lane = 0; lane < 32; ++lane) bits |= warp.x[lane] << lane;
-    pthread_barrier_wait(&warp.all);
-    return bits;
-}
 inline float chosen(bool first, float a, float b) { return first ? a : b; }
 inline void load_here(float (&x)[4], const float* from) { memcpy(x, from, sizeof x); }
 inline void warp_wait() { pthread_barrier_wait(&own_warp().all); }
