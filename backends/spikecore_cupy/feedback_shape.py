@@ -33,8 +33,10 @@ MULTIPROCESSORS = 132
 HALF, SHARED = 1.2, 0.25
 #: Numbers of a neuron that are kept of the steps of a chunk at most, and steps of a chunk at most.
 KEPT, LONGEST = 24, 8
+#: Neurons of a layer at most of which a block has a row, with one matrix and with several gates.
+WIDEST, WIDEST_GATES = 96, 64
 #: Numbers of a step, those of each gate, up to which a narrow layer has a block for each row. On an H200, beside tensor
-#: cores: 96 neurons of 128, 256, 512 and 1024 rows take 0.59, 0.73, 0.94 and 1.28 of the time.
+#: cores: 96 neurons of 256, 512 and 1024 rows take 0.62, 1.00 and 1.31 of the time.
 ALONE = 49152
 #: Places of a tensor that arrives for a narrow layer.
 PLACES = 4
@@ -249,7 +251,7 @@ def shapes_of(
 
 def narrow_shapes(width: int, dtype: torch.dtype, gates: int = 1) -> Tuple[Narrow, ...]:
     """The layout of a width of which a block has a row; none where that is too wide."""
-    if dtype != torch.float32 or width > (64 if gates > 1 else 128):
+    if dtype != torch.float32 or width > (WIDEST_GATES if gates > 1 else WIDEST):
         return ()
     lanes, share = (8, 4) if gates > 1 else (2, 1) if width <= 48 else (2, 2)
     return (Narrow(width, lanes, share, gates=gates),)
