@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from spikecore import graph
 from spikecore.lang.render import C_WORDS
-from spikecore_chips._export_c._graph import Refused, Step, step_of
+from spikecore_chips._export_c._graph import Refused, Step, refusal, step_of
 from spikecore_chips._export_c._loaded import LoadedProgram, Side
 from spikecore_chips._export_c._program import Built, source, words_of_header, words_of_web
 from spikecore_chips._export_c._written import check_arguments, filled, recorded, recorded_table, write
@@ -111,7 +111,7 @@ def export_c(
         built = Built(step, arithmetic if dtype == "fixed" else None, inputs)
         texts = _files(built, step, name)
     except (Refused, graph.Refused) as error:
-        raise ValueError(f"sc.export_c: {error}") from error
+        raise ValueError(f"sc.export_c: {refusal(error, 'C')}") from error
     write(folder, texts)
     shapes, formats = (step.inputs.shape[2:], step.outputs.shape[2:]), (built.input.format, built.output.format)
     sides = Side(shapes[0], formats[0], built.rounds), Side(shapes[1], formats[1])

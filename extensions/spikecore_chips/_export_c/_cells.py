@@ -34,12 +34,13 @@ class Cells(Part):
     ) -> None:
         super().__init__(name, title, inputs, inputs[0].shape)
         if len(neuron.inputs) != len(inputs):
-            raise Refused(f"{title} takes {', '.join(neuron.inputs)}, and C is written for one number of a neuron")
+            names = ", ".join(neuron.inputs)
+            raise Refused(f"{title} takes {names}, and @language@ is written for one number of a neuron")
         shapes = [str([*value.shape]) for value in inputs]
         if len({*shapes}) > 1:
             raise Refused(
-                f"{title} takes inputs of shapes {' and '.join(shapes)}, and C is written for one shape; give a value "
-                "for each neuron, such as that of nn.Linear(C, C)"
+                f"{title} takes inputs of shapes {' and '.join(shapes)}, and @language@ is written for one shape; give "
+                "a value for each neuron, such as that of nn.Linear(C, C)"
             )
         self._neuron, program = neuron, neuron.program
         self.program: Program = program

@@ -95,7 +95,7 @@ class FixedPrinter(CPrinter):
             bound, symbol = _SYMBOLS[op]
             texts = [self._arg(arg, names, ORDER) for arg in args]
             return bound, f" {symbol} ".join(texts if args[0].is_bool else self._aligned(args, names, None, SUM))
-        raise Refused(f"{self._owner}: there is no C for {op} of integers")
+        raise Refused(f"{self._owner}: there is no @language@ for {op} of integers")
 
     # -- arguments
 
@@ -179,7 +179,7 @@ class FixedPrinter(CPrinter):
         if shift <= 0:
             return self._expression(arg, names, top=False)
         if shift > 62:
-            raise Refused(f"{self._owner}: {op} takes off {shift} bits, and C has 64")
+            raise Refused(f"{self._owner}: {op} takes off {shift} bits, and integers have 64")
         if op == "floor":
             return ORDER, f"{self._arg(arg, names, ATOM)} >> {shift}"
         wide = shift > 30 or is_wide(Format(0, format.low, int(format.high) + (1 << (shift - 1))))

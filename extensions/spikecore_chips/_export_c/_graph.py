@@ -25,7 +25,19 @@ _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d)
 
 
 class Refused(ValueError):
-    """A network that cannot be exported."""
+    """A network that cannot be exported. ``@language@`` in its text stands for C or Verilog. ``in_c``: a way out that C
+    has beside those of the text.
+    """
+
+    def __init__(self, text: str, in_c: str = "") -> None:
+        super().__init__(text)
+        self.in_c = in_c
+
+
+def refusal(error: ValueError, language: str) -> str:
+    """The text of a refusal, for a language."""
+    more = error.in_c if isinstance(error, Refused) and language == "C" else ""
+    return f"{error}{more}".replace("@language@", language)
 
 
 class Operation(NamedTuple):
@@ -62,7 +74,7 @@ def step_of(net: nn.Module, example: Tensor) -> Step:
     except NotFollowed as error:
         raise Refused(f"{error}\nIts forward must call modules, add and flatten, without branches on values") from error
     if len(graph.inputs) != 1:
-        raise Refused(f"{name} has {len(graph.inputs)} inputs; C is written for one")
+        raise Refused(f"{name} has {len(graph.inputs)} inputs; @language@ is written for one")
     with torch.no_grad():
         runs = [run(graph, x_t.clone()) for x_t in example]  # forward may change it
     outputs = [output for output, _ in runs]
@@ -141,7 +153,7 @@ class _Operations:
             self._output(call)
         elif call in self._shapes:  # what is no tensor is a size
             what = f"reads {call.title}" if call.kind == "attribute" else f"calls {call.function}"
-            raise Refused(f"forward {what}, for which there is no C; it may call modules, add, and flatten")
+            raise Refused(f"forward {what}, for which there is no @language@; it may call modules, add, and flatten")
 
     def _add(self, call: Call, name: str, what: Any, of: Sequence[str]) -> None:
         name = identifier(name, self.named)
@@ -159,8 +171,8 @@ class _Operations:
         before, behind = (self._shapes[each] for each in (call.source, call) if each is not None)
         if before[:1] != behind[:1] or math.prod(before) != math.prod(behind):
             raise Refused(
-                f"{call.title} makes {list(behind)} of {list(before)}, a batch of one step, and C is written for one "
-                "sample; leave dimension 0 as it is, and count others from the end"
+                f"{call.title} makes {list(behind)} of {list(before)}, a batch of one step, and @language@ is written "
+                "for one sample; leave dimension 0 as it is, and count others from the end"
             )
         self._add(call, call.name, "view", [of])
 
@@ -170,7 +182,9 @@ class _Operations:
             raise Refused(f"{call.title} is called with keyword arguments, {[*call.kwargs]}")
         of = [self._known(value, call) for value in call.args]
         if any(_changes(part) for part in module.modules()):
-            raise Refused(f"{call.title} has hooks or a forward of its own, which C would not have; remove them")
+            raise Refused(
+                f"{call.title} has hooks or a forward of its own, which @language@ would not have; remove them"
+            )
         if times > 1:
             raise Refused(f"{call.title} is called {times} times; make a layer for each call")
         if call.layer in NORMS:
@@ -189,7 +203,7 @@ class _Operations:
         source: Any = call.source
         neuron = self.named[self._known(source, call)]
         if len({reader.args[1] for reader in source.readers if reader.readers}) > 1:
-            raise Refused(f"{neuron.title} gives two of its outputs, and C is written for one of them")
+            raise Refused(f"{neuron.title} gives two of its outputs, and @language@ is written for one of them")
         self.named[neuron.name] = neuron._replace(shape=self._shapes[call][1:], output=int(call.args[1]))
         self._of[call] = neuron.name
 

@@ -208,7 +208,9 @@ class Built:
         if calls_as(module, Neuron):
             return self._add(self._cells(name, title, of, module, operation.output))
         own = " (a forward of its own)" if kind is None and isinstance(module, (*_LINEARS, *_CONVS, *_POOLS)) else ""
-        raise Refused(f"{title}: there is no C for {_named(module)}{own}; there is for {_KNOWN}, and sums of these")
+        raise Refused(
+            f"{title}: there is no @language@ for {_named(module)}{own}; there is for {_KNOWN}, and sums of these"
+        )
 
     def _delay(self, name: str, title: str, module: Any, x: Value) -> Value:
         if _kind(module.linear) not in _LINEARS:
@@ -227,7 +229,8 @@ class Built:
         neuron, name, title = module.neuron, operation.name, operation.title
         if len(of) != 1 or type(module) is not Recurrent or module.several or len(neuron.program.outputs) != 1:
             raise Refused(
-                f"{title}: C is written for sc.Recurrent around neurons of one input and one output, through one module"
+                f"{title}: @language@ is written for sc.Recurrent around neurons of one input and one output, through "
+                "one module"
             )
         if type(neuron).run is not Neuron.run:
             raise Refused(f"{title}: its neuron, {_named(neuron)}, has a run of its own; write that in dynamics")
@@ -356,7 +359,7 @@ def _rounded(x: Tensor, format: Format, how: str) -> Tensor:
 def _window(module: Any, kind: Any, title: str, shape: Sequence[int], to: Sequence[int]) -> Any:
     """Kernel, stride and padding of a pooling."""
     if len(shape) != 3:
-        raise Refused(f"{title}: its input has samples of shape {list(shape)}; C is written for [C, H, W]")
+        raise Refused(f"{title}: its input has samples of shape {list(shape)}; @language@ is written for [C, H, W]")
     if kind is nn.AdaptiveAvgPool2d:
         if any(have % want for have, want in zip(shape[1:], to[1:])):
             raise Refused(f"{title}: {list(shape[1:])} is not divided by {list(to[1:])}")
@@ -367,7 +370,7 @@ def _window(module: Any, kind: Any, title: str, shape: Sequence[int], to: Sequen
     odd = getattr(module, "divisor_override", None) is not None or pair(getattr(module, "dilation", 1)) != (1, 1)
     uncounted = any(padding) and not getattr(module, "count_include_pad", True)
     if odd or uncounted or getattr(module, "ceil_mode", False):
-        raise Refused(f"{title}: ceil_mode, dilation, divisor_override and count_include_pad=False have no C")
+        raise Refused(f"{title}: ceil_mode, dilation, divisor_override and count_include_pad=False have no @language@")
     return kernel, stride, padding
 
 

@@ -104,8 +104,8 @@ def grid_of(what: str, numbers: Tensor, bits: int) -> Grid:
     on_grid = on_grids(numbers, bits)
     if on_grid is None:
         raise Refused(
-            f"{what} is on no grid of {bits} bits or fewer; train it with sc.quant.prepare(net), or export with "
-            "dtype='float32'"
+            f"{what} is on no grid of {bits} bits or fewer; train it with sc.quant.prepare(net)",
+            in_c=", or export with dtype='float32'",
         )
     return Grid(*on_grid)
 

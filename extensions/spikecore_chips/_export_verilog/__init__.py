@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from spikecore import graph
 from spikecore.lang.dialects import C_WORDS, VERILOG_WORDS
 from spikecore.words import shown
-from spikecore_chips._export_c._graph import Refused, Step, step_of
+from spikecore_chips._export_c._graph import Refused, Step, refusal, step_of
 from spikecore_chips._export_c._program import Built, described
 from spikecore_chips._export_c._written import check_arguments, filled, recorded, recorded_table, write
 from spikecore_chips._export_verilog._circuit import bits_of
@@ -104,7 +104,7 @@ def export_verilog(
         )
         texts = _files(core, step, nanoseconds)
     except (Refused, graph.Refused) as error:
-        raise ValueError(f"{caller}: {error}") from error
+        raise ValueError(f"{caller}: {refusal(error, 'Verilog')}") from error
     write(folder, texts)
     formats = core.input.format, core.output.format
     return VerilogProgram(

@@ -111,15 +111,11 @@ class Circuit:
         self.outputs.append(Port(label, width(low, high)))
         self._ends.append(value)
 
-    def wire(self, label: str, ends: Tuple[int, int], text: str, operands: Sequence[Signal], delay: float) -> Signal:
-        """A new integer."""
-        signal = Signal(self.name(label), *ends)
-        self._wires.append(_Wire(signal, text, tuple(operands), delay))
-        return signal
-
-    def truth(self, label: str, text: str, operands: Sequence[Signal], delay: float) -> Signal:
-        """A new truth value."""
-        signal = Signal(self.name(label), 0, 1, is_truth=True)
+    def wire(
+        self, label: str, ends: Optional[Tuple[int, int]], text: str, operands: Sequence[Signal], delay: float
+    ) -> Signal:
+        """A new integer, or without ends a truth value."""
+        signal = Signal(self.name(label), *(ends or (0, 1)), is_truth=ends is None)
         self._wires.append(_Wire(signal, text, tuple(operands), delay))
         return signal
 

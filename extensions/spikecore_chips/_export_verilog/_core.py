@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from spikecore_chips._export_c._cells import Cells
 from spikecore_chips._export_c._parts import Conv, Copy, DelayedLinear, DelayLine, Linear, Part, Pool
@@ -11,7 +11,7 @@ from spikecore_chips._export_c._values import Value
 from spikecore_chips._export_verilog._circuit import bits_of, comment, literal, width
 from spikecore_chips._export_verilog._neuron import ends_of, plain, stepped
 from spikecore_chips._export_verilog._passes import Module, delay_line, pass_of
-from spikecore_chips._export_verilog._products import products, reads_zeros
+from spikecore_chips._export_verilog._products import products, reads_zeros, sum_bits
 
 _PRODUCTS = (Linear, Conv, Pool, DelayedLinear)
 
@@ -121,7 +121,7 @@ class Core:
                 lines += [
                     f"    wire p{k}_done;",
                     f"    wire [{bits_of(part.x.count)}:0] p{k}_list;",
-                    f"    wire signed [{self._sum_bits(part) - 1}:0] y{k}_q;",
+                    f"    wire signed [{sum_bits(part) - 1}:0] y{k}_q;",
                 ]
             else:
                 lines += [
@@ -191,11 +191,6 @@ class Core:
     def _array(self, value: Value) -> str:
         """The name of an array."""
         return "x" if value is self.input else f"y{self._maker(value)}"
-
-    def _sum_bits(self, part: Part) -> int:
-        weights: Any = getattr(part, "weights", None)
-        low, high = ends_of(part.output.format if weights is None else weights.format)
-        return width(min(low, 0), max(high, 0))
 
 
 def _parts(built: Built) -> Tuple[List[Part], Value]:

@@ -8,7 +8,7 @@ from spikecore.lang import Node, topological
 from spikecore_chips._export_c._cells import Cells
 from spikecore_chips._export_c._graph import Refused
 from spikecore_chips._export_c._parts import Part, Round, Sum
-from spikecore_chips._export_verilog._circuit import DELAYS, Circuit, Port, Signal, carry, number, width
+from spikecore_chips._export_verilog._circuit import DELAYS, Circuit, Port, Signal, carry, literal, number, width
 from spikecore_chips.quant._analysis import FLAG, ZERO, number_of, power_of_two
 
 _COMPARISONS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<", "eq": "==", "ne": "!="}
@@ -121,10 +121,6 @@ class _Step:
         frac = max((int(f.frac or 0) for f in formats if f.low or f.high), default=0)
         return [self._at(arg, frac) for arg in args]
 
-    def _truth(self, node: Node) -> str:
-        """The text of a test; ``{0}`` is its operand."""
-        return "{0}" if node.is_bool else "{0} != 0"
-
     # -- operations
 
     def _operation(self, node: Node) -> Signal:
@@ -150,19 +146,19 @@ class _Step:
             if table is not None:
                 return table
             chosen = [self._at(arg, int(format.frac or 0)) for arg in args[1:]]
-            text = f"{self._truth(args[0])} ? {{1}} : {{2}}"
+            text = "{0} ? {1} : {2}" if args[0].is_bool else "{0} != 0 ? {1} : {2}"
             return circuit.wire(label, ends, text, [self._signal(args[0]), *chosen], DELAYS["choice"])
         if op in ("clamp", "minimum", "maximum"):
             return self._limited(node, label)
         if op == "not":
-            return circuit.truth(label, "!{0}", [self._signal(args[0])], DELAYS["gate"])
+            return circuit.wire(label, None, "!{0}", [self._signal(args[0])], DELAYS["gate"])
         if op in _LOGIC or (op in _COMPARISONS and args[0].is_bool):
             text = f"{{0}} {({**_LOGIC, **_COMPARISONS})[op]} {{1}}"
-            return circuit.truth(label, text, [self._signal(arg) for arg in args], DELAYS["gate"])
+            return circuit.wire(label, None, text, [self._signal(arg) for arg in args], DELAYS["gate"])
         if op in _COMPARISONS:
             x = self._aligned(args)
             bits = max(signal.bits for signal in x)
-            return circuit.truth(label, f"{{0}} {_COMPARISONS[op]} {{1}}", x, carry(bits))
+            return circuit.wire(label, None, f"{{0}} {_COMPARISONS[op]} {{1}}", x, carry(bits))
         x = [self._signal(arg) for arg in args]
         if op == "spike":
             sign = ">" if getattr(node.attr, "strict", False) else ">="
@@ -220,18 +216,12 @@ class _Step:
             next((value for _, bound, value in steps if n / scale >= bound), last).low for n in range(low, high + 1)
         ]
         index = self._signal(place)
-        cases = [f"    {n}: {{name}} = {value};" for n, value in zip(range(low, high), map(_literal, values))]
-        text = "\n".join(
-            ["always @* case ({0})", *cases, f"    default: {{name}} = {_literal(values[-1])};", "endcase"]
-        )
+        cases = [f"    {n}: {{name}} = {value};" for n, value in zip(range(low, high), map(literal, values))]
+        text = "\n".join(["always @* case ({0})", *cases, f"    default: {{name}} = {literal(values[-1])};", "endcase"])
         return self._circuit.wire(label, (min(values), max(values)), text, [index], DELAYS["table"])
 
     def _is_constant(self, node: Node) -> bool:
         return node.op == "const" or (node in self._signals and self._signals[node].is_literal)
-
-
-def _literal(n: int) -> str:
-    return number(n).text
 
 
 # -- parts without a program

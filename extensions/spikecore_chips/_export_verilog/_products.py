@@ -78,6 +78,13 @@ def reads_zeros(part: Part) -> bool:
     return isinstance(part, Pool) and part.kind == "max" and int(getattr(part.x.format, "low", 0)) < 0
 
 
+def sum_bits(part: Part) -> int:
+    """The width of a sum, complete or not."""
+    weights: Any = getattr(part, "weights", None)
+    low, high = ends_of(part.output.format if weights is None else weights.format)
+    return width(min(low, 0), max(high, 0))
+
+
 def _linear(part: Part, products: Any, lanes: int, columns: int, rows: int) -> Layer:
     times = part.x.count // columns
     lanes = lanes if times == 1 else gcd(lanes, rows)
@@ -215,9 +222,7 @@ class _Text:
         corners = [a * b for a in ((min(integers), max(integers)) if integers else (1,)) for b in ends]
         #: Not wider: yosys loses bits that repeat the sign of a product in a register (synth_ice40 -dsp).
         self._p = width(min(corners), max(corners))
-        weights: Any = getattr(part, "weights", None)
-        low, high = ends_of(part.output.format if weights is None else weights.format)
-        self._a = width(min(low, 0), max(high, 0))
+        self._a = sum_bits(part)
         self._j, self._i = bits_of(part.x.count), bits_of(part.output.count)
         self._turn = bits_of(max(layer.delays) + 1) if layer.delays else 0
         self._t = bits_of(layer.total)
