@@ -7,8 +7,8 @@
 ``neurons``: those of spikecore with one input, and one of a user's. ``drawn``: random ones. The module of a step that
 ``sc.export_verilog`` wrote gets random inputs and states, and runs by itself from rest; its outputs and next states are
 those of Python's integers (``tests/shared/integers.py``) for as many rows and steps. The program in C and PyTorch run
-from rest, too. ``networks``: the convolutional one for digits and the one for electrocardiograms, whose data and
-weights are those of ``examples/ecg.py``, as in ``fixed_point.py``.
+from rest, too. ``networks``: that of ``examples/microcontroller.py`` for digits, and that of ``examples/ecg.py``, with
+its data and weights.
 
 Needs Verilator, or with ``--simulator icarus`` Icarus Verilog. The exit status is 1 if a bit differs.
 """
@@ -22,7 +22,6 @@ import sys
 import tempfile
 from itertools import islice
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Iterator, List, NamedTuple, Tuple
 
 import numpy as np
@@ -33,7 +32,9 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests/shared"))
 
 import fixed_point
 
+import microcontroller
 import spikecore as sc
+from common import data, heartbeats
 from drawn_neurons import INPUTS, exact
 from integers import Integers, fixed_model
 from spikecore.lang import Node
@@ -130,18 +131,16 @@ def case(name: str, of: Neuron, options: argparse.Namespace) -> Case:
     made, trace = integers.run([over_time[:, None]], formats)
 
     net, xs = Output(neuron, output).eval(), torch.from_numpy(over_time).to(dtype).view(-1, 1, 1)
-    how = {"inputs": INPUTS}
     with tempfile.TemporaryDirectory() as place, torch.no_grad():
-        core = sc.export_verilog(net, xs[:8], place, name=name, nanoseconds=options.nanoseconds, **how)
+        core = sc.export_verilog(net, xs[:8], place, name=name, nanoseconds=options.nanoseconds, inputs=INPUTS)
         texts = {k: v for k, v in modules((Path(place) / f"{name}.v").read_text()).items() if k.endswith("__step")}
-        in_c = sc.export_c(net, xs[:8], Path(place) / "c", name=name, **how).load().run(xs[:, 0])
+        in_c = sc.export_c(net, xs[:8], Path(place) / "c", name=name, inputs=INPUTS).load().run(xs[:, 0])
         for what, other in (("PyTorch", net(xs)), ("C", in_c)):
             if not np.array_equal(np.asarray(other).reshape(-1), made[output][:, 0]):
                 sys.exit(f"{label}: {what} differs from integers")
     (key, text), (latency,) = *texts.items(), core.latency.values()
-    bits = tuple(
-        [int(high) + 1 for high in re.findall(rf"{side} signed \[(\d+):0\]", text)] for side in ("input", "output")
-    )
+    given, wanted = (re.findall(rf"{side} signed \[(\d+):0\]", text) for side in ("input", "output"))
+    bits = [int(high) + 1 for high in given], [int(high) + 1 for high in wanted]
     scales = [2.0 ** int(format.frac or 0) for format in (INPUTS, formats[program.outputs[output]], *of_states)]
     before = [np.concatenate([x, over_time])]
     before += [np.concatenate([s, r, t[:-1, 0]]) for s, r, t in zip(states, rest, trace)]
@@ -258,24 +257,40 @@ def steps(neurons: Iterator[Neuron], options: argparse.Namespace) -> bool:
     return not differ
 
 
+def digits(options: argparse.Namespace) -> Tuple[nn.Module, Tensor]:
+    """The network of examples/microcontroller.py, trained, in integers, and test images over time."""
+    torch.manual_seed(0)
+    order = torch.Generator().manual_seed(0)
+    training, test = (part.tensors for part in data.digits()[1:3])
+    net = microcontroller.network()
+    microcontroller.train(net, training, options.epochs, 4e-3, order)
+    fixed = sc.quant.prepare(net, microcontroller.over_time(training[0][:256]))
+    microcontroller.train(fixed, training, max(1, options.epochs // 4), 4e-4, order)
+    print(f"digits: {microcontroller.accuracy(fixed, test):.1%} of the test images", flush=True)
+    return fixed, microcontroller.over_time(test[0][:4])
+
+
+def ecg(options: argparse.Namespace) -> Tuple[nn.Module, Tensor]:
+    """The network of examples/ecg.py with published weights, in integers, and a sequence."""
+    task = fixed_point.Heartbeats(0, options)
+    x = next(iter(task.batches()))[0].double()
+    fixed = sc.quant.prepare(task.net.double().eval(), x, dtype=torch.float64).eval()
+    print(f"ecg: {task.accuracy(fixed):.1%} of the test steps", flush=True)
+    return fixed, x[:, :1]
+
+
 def networks(options: argparse.Namespace) -> bool:
-    """Networks that were trained, simulated, and synthesised where that is asked for. True if no bit differs."""
+    """Trained networks, simulated, and synthesised where that is asked for. True if no bit differs."""
     right = True
-    for name in ("digits", "ecg"):
-        given = SimpleNamespace(data=options.data, weights=options.weights if name == "ecg" else None)
-        task = fixed_point.TASKS[name](0, given)
-        if given.weights is None:
-            fixed_point.train(task, task.net, options.epochs, task.lr)
-        x = next(iter(task.batches()))[0].to(task.dtype)
-        net = sc.quant.prepare(task.net, x, weights=8, word=16, dtype=task.dtype).eval()
-        print(f"{name}: {task.accuracy(net):.4f} of the test set is right", flush=True)
+    for make in (digits, ecg):
+        name, (net, x) = make.__name__, make(options)
         with tempfile.TemporaryDirectory() as place:
-            core = sc.export_verilog(net, x[:, :2], place, name=name, nanoseconds=options.nanoseconds)
+            core = sc.export_verilog(net, x, place, name=name, nanoseconds=options.nanoseconds)
             print(f"{name}: {core.weights} bits of weights, {core.memory} of memory, {core.clocks} clocks at most")
             for target in ("test", *(("synth", "synth-ice40") if options.synth else ())):
                 done = subprocess.run(["make", "-s", "-C", place, target], capture_output=True, text=True, check=False)
-                print(done.stdout + done.stderr, flush=True)
-                right = right and (target != "test" or not done.returncode)
+                print(target, done.stdout + done.stderr, sep="\n", flush=True)
+                right = right and not done.returncode
     return right
 
 
@@ -287,9 +302,9 @@ def main() -> None:
     parser.add_argument("--number", type=int, default=200, help="of drawn neurons")
     parser.add_argument("--nanoseconds", type=float, default=10.0, help="between registers")
     parser.add_argument("--simulator", choices=("verilator", "icarus"), default="verilator")
-    parser.add_argument("--epochs", type=int, default=20, help="of a training of networks")
-    parser.add_argument("--data", default=fixed_point.heartbeats.MADE_UP, help="the folder of the electrocardiograms")
-    parser.add_argument("--weights", type=Path, help="of the electrocardiograms' network, in the place of a training")
+    parser.add_argument("--epochs", type=int, default=8, help="of the digits in floats")
+    parser.add_argument("--data", default=heartbeats.MADE_UP, help="the folder of the electrocardiograms")
+    parser.add_argument("--weights", type=Path, help="of the electrocardiograms' network")
     parser.add_argument("--synth", action="store_true", help="networks on an ECP5-25k and an iCE40 UP5K, too")
     options = parser.parse_args()
     if options.what == "networks":
