@@ -99,9 +99,8 @@ def export_verilog(
     wide = any(p.dtype == torch.float64 for p in net.parameters()) or example.dtype == torch.float64
     try:
         step = step_of(net, example.detach().cpu())
-        core = Core(
-            name, Built(step, torch.float64 if wide else torch.float32, inputs, channels_last=False), lanes, nanoseconds
-        )
+        built = Built(step, torch.float64 if wide else torch.float32, inputs, channels_last=False)
+        core = Core(name, built, lanes, nanoseconds)
         texts = _files(core, step, nanoseconds)
     except (Refused, graph.Refused) as error:
         raise ValueError(f"{caller}: {refusal(error, 'Verilog')}") from error

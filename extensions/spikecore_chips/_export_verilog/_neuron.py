@@ -108,17 +108,14 @@ class _Step:
     def _at(self, node: Node, frac: int) -> Signal:
         """A value with so many fractional bits."""
         have = self._formats[node]
-        if not have.low and not have.high:
-            return number(0)
-        shift = frac - int(have.frac or 0)
         if have.low == have.high:  # also an end of a clamp with more fractional bits than it needs
             return number(int(have.at(frac).low))
-        return self._circuit.up(self._signal(node), shift)
+        return self._circuit.up(self._signal(node), frac - frac_of(have))
 
     def _aligned(self, args: Sequence[Node]) -> List[Signal]:
         """Values with the fractional bits that one of them has most."""
         formats = [self._formats[arg] for arg in args]
-        frac = max((int(f.frac or 0) for f in formats if f.low or f.high), default=0)
+        frac = max((frac_of(f) for f in formats if f.low or f.high), default=0)
         return [self._at(arg, frac) for arg in args]
 
     # -- operations
@@ -130,7 +127,7 @@ class _Step:
         if op == "detach":
             return self._signal(args[0])
         if op in ("round", "floor"):
-            shift = int(self._formats[args[0]].frac or 0)
+            shift = frac_of(self._formats[args[0]])
             return circuit.down(label, self._signal(args[0]), shift, op == "round")
         if op == "mul":
             return self._product(node, label)
@@ -139,13 +136,13 @@ class _Step:
                 return self._signal(args[0])
             if self._formats[args[0]] == ZERO and op == "add":
                 return self._signal(args[1])
-            a, b = (self._at(arg, int(format.frac or 0)) for arg in args)
+            a, b = (self._at(arg, frac_of(format)) for arg in args)
             return circuit.sum(label, a, b, "+" if op == "add" else "-")
         if op in ("where", "select"):
             table = self._table(node, label)
             if table is not None:
                 return table
-            chosen = [self._at(arg, int(format.frac or 0)) for arg in args[1:]]
+            chosen = [self._at(arg, frac_of(format)) for arg in args[1:]]
             text = "{0} ? {1} : {2}" if args[0].is_bool else "{0} != 0 ? {1} : {2}"
             return circuit.wire(label, ends, text, [self._signal(args[0]), *chosen], DELAYS["choice"])
         if op in ("clamp", "minimum", "maximum"):
@@ -187,7 +184,7 @@ class _Step:
         """A value between ends, of which an infinite one is none."""
         finite = [arg for arg in node.args if not self._formats[arg].is_float]
         if node.op == "clamp":
-            frac = int(self._formats[node].frac or 0)
+            frac = frac_of(self._formats[node])
             low, high = (self._at(arg, frac) if arg in finite else None for arg in node.args[1:])
             return self._circuit.clamp(label, self._at(node.args[0], frac), low, high)
         if len(finite) == 1:
@@ -197,7 +194,7 @@ class _Step:
 
     def _table(self, node: Node, label: str) -> Optional[Signal]:
         """A chain of choices between constants by one whole number, as that of a table, read at its place."""
-        frac, inner = int(self._formats[node].frac or 0), node
+        frac, inner = frac_of(self._formats[node]), node
         steps: List[Tuple[Node, float, Signal]] = []
         while inner.op == "where" and inner.args[0].op == "ge" and self._is_constant(inner.args[1]):
             place, bound = inner.args[0].args
@@ -211,7 +208,7 @@ class _Step:
         low, high = int(format.low), int(format.high)
         if not format.is_whole or high - low >= _TABLE:
             return None
-        scale, last = 2.0 ** int(format.frac or 0), self._at(inner, frac)
+        scale, last = 2.0 ** frac_of(format), self._at(inner, frac)
         values = [
             next((value for _, bound, value in steps if n / scale >= bound), last).low for n in range(low, high + 1)
         ]
