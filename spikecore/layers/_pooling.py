@@ -141,21 +141,24 @@ class _Pooling(torch.autograd.Function):
         return F.pad(image, (0, rest[0], 0, rest[1])) if any(rest) else image, None, None
 
 
-def _reach(sizes: Sequence[int], strides: Sequence[int]) -> List[int]:
-    """Most windows that an input is in, along each dimension."""
-    return [-(-size // stride) for size, stride in zip(sizes, strides)]
+def _shifts(size: int, stride: int, padding: int) -> Tuple[int, int]:
+    """Of the inputs ``stride q`` to ``stride (q + 1) - 1``, the windows that hold one: ``q`` plus these numbers, from the
+    first to the last.
+    """
+    return -((size - 1 - padding) // stride), (stride - 1 + padding) // stride
 
 
-def _weights(sizes: Sequence[int], strides: Sequence[int]) -> Tuple[List[int], int]:
+def _weights(sizes: Sequence[int], strides: Sequence[int], padding: Sequence[int]) -> Tuple[List[int], int]:
     """A place within a window as one number: what it counts along each dimension, and how many numbers there are.
 
-    The distance from an input to the begin of a window is below a multiple of the stride.
+    The numbers of the windows of :func:`_shifts` that do not hold an input are none of a place.
     """
     weights: List[int] = []
     count = 1
-    for reach, stride in reversed([*zip(_reach(sizes, strides), strides)]):
+    for size, stride, pad in reversed([*zip(sizes, strides, padding)]):
+        first, last = _shifts(size, stride, pad)
         weights.insert(0, count)
-        count *= reach * stride
+        count *= (last - first + 1) * stride
     return weights, count
 
 
@@ -166,7 +169,11 @@ class _InGraph(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, sizes: Sequence[int], strides: Sequence[int], padding: Sequence[int]) -> Tensor:
         # [B, rows, columns, C] of an input that is channels-last: what is made here then is, too
         last = not x.is_contiguous() and x.movedim(1, -1).is_contiguous()
-        lead, weights = ((slice(None),) if last else (...,)), _weights(sizes, strides)[0]
+        lead, weights = ((slice(None),) if last else (...,)), _weights(sizes, strides, padding)[0]
+        # the number of the first place
+        first = sum(
+            (s * _shifts(k, s, p)[1] - p) * weight for k, s, p, weight in zip(sizes, strides, padding, weights)
+        )
         ends = [(n + 2 * p - k) // s * s + 1 for n, k, s, p in zip(x.shape[2:], sizes, strides, padding)]
         padded = x.movedim(1, -1) if last else x
         if any(padding):
@@ -178,11 +185,11 @@ class _InGraph(torch.autograd.Function):
             at: Any = (*lead, *[slice(a, a + end, s) for a, end, s in zip(corner, ends, strides)])
             value = padded[at]
             if out is None or place is None:
-                out, place = value, torch.zeros_like(value, dtype=torch.uint8)
+                out, place = value, torch.full_like(value, first, dtype=torch.uint8)
                 continue
             larger = (value > out) | (value != value)
             out = torch.where(larger, value, out)
-            place = place.masked_fill(larger, sum(a * weight for a, weight in zip(corner, weights)))
+            place = place.masked_fill(larger, first + sum(a * weight for a, weight in zip(corner, weights)))
         ctx.save_for_backward(place)
         ctx.windows, ctx.shape, ctx.last = (sizes, strides, padding), x.shape, last
         out = out.clone() if len(corners) == 1 else out  # type: ignore[union-attr]  # there is a corner
@@ -191,11 +198,14 @@ class _InGraph(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         (sizes, strides, padding), (place,) = ctx.windows, ctx.saved_tensors
-        n, reach, weights = len(sizes), _reach(sizes, strides), _weights(sizes, strides)[0]
-        # where windows may begin for an input, counted in strides from the first of them
-        lengths = [(size - 1 + p) // s + 1 for size, s, p in zip(ctx.shape[2:], strides, padding)]
+        n, weights = len(sizes), _weights(sizes, strides, padding)[0]
+        shifts = [_shifts(k, s, p) for k, s, p in zip(sizes, strides, padding)]
+        # inputs in groups of a stride
+        lengths = [-(-size // s) for size, s in zip(ctx.shape[2:], strides)]
         grad, rows = (grad.movedim(1, -1), 1) if ctx.last else (grad, 2)
-        around = [side for k in reversed(range(n)) for side in (reach[k] - 1, lengths[k] - grad.shape[rows + k])]
+        before = [max(0, -least) for least, _ in shifts]
+        behind = [max(0, lengths[k] + shifts[k][1] - grad.shape[rows + k]) for k in range(n)]
+        around = [side for k in reversed(range(n)) for side in (before[k], behind[k])]
         if any(around):
             around = [0, 0, *around] if ctx.last else around
             grad, place = F.pad(grad, around), F.pad(place, around, value=_MOST - 1)
@@ -210,14 +220,15 @@ class _InGraph(torch.autograd.Function):
             along = torch.arange(strides[k], dtype=torch.uint8, device=grad.device) * weights[k]
             own = own + along.view([-1, *[1] * (2 * (n - 1 - k) + ctx.last)])
         total: Any = 0
-        for before in itertools.product(*map(range, reach)):
-            begin = [most - 1 - m for most, m in zip(reach, before)]
-            code = own + sum(m * s * weight for m, s, weight in zip(before, strides, weights))
+        for shift in itertools.product(*[range(least, most + 1) for least, most in shifts]):
+            begin = [a + b for a, b in zip(shift, before)]
+            steps = [s * (most - a) for s, a, (_, most) in zip(strides, shift, shifts)]
+            code = own + sum(step * weight for step, weight in zip(steps, weights))
             total = total + torch.where(apart(place, begin) == code, apart(grad, begin), 0)
         first, last = total.shape[:rows], total.shape[rows + 2 * n :]
         image = total.contiguous().view(*first, *[a * s for a, s in zip(lengths, strides)], *last)
-        for k, (size, p) in enumerate(zip(ctx.shape[2:], padding)):
-            image = image.narrow(rows + k, p, size)
+        for k, size in enumerate(ctx.shape[2:]):
+            image = image.narrow(rows + k, 0, size)
         image = image.contiguous()
         return image.movedim(-1, 1) if ctx.last else image, None, None, None
 
@@ -274,7 +285,7 @@ def _is_coded(pool: Any) -> bool:
     dims = _dims(pool)
     if not dims or pool.ceil_mode or pool.return_indices or _along_all(pool.dilation, dims) != (1,) * dims:
         return False
-    return _weights(*_windows(pool)[:2])[1] < _MOST
+    return _weights(*_windows(pool))[1] < _MOST
 
 
 def _is_ours_in_graph(x: Tensor, pool: Any) -> bool:
