@@ -142,8 +142,8 @@ class _Pooling(torch.autograd.Function):
 
 
 def _shifts(size: int, stride: int, padding: int) -> Tuple[int, int]:
-    """Of the inputs ``stride q`` to ``stride (q + 1) - 1``, the windows that hold one: ``q`` plus these numbers, from the
-    first to the last.
+    """The first and the last window, counted from ``q``, that hold one of the inputs from ``stride * q`` to
+    ``stride * (q + 1) - 1``.
     """
     return -((size - 1 - padding) // stride), (stride - 1 + padding) // stride
 
@@ -171,9 +171,7 @@ class _InGraph(torch.autograd.Function):
         last = not x.is_contiguous() and x.movedim(1, -1).is_contiguous()
         lead, weights = ((slice(None),) if last else (...,)), _weights(sizes, strides, padding)[0]
         # the number of the first place
-        first = sum(
-            (s * _shifts(k, s, p)[1] - p) * weight for k, s, p, weight in zip(sizes, strides, padding, weights)
-        )
+        first = sum((s * _shifts(k, s, p)[1] - p) * weight for k, s, p, weight in zip(sizes, strides, padding, weights))
         ends = [(n + 2 * p - k) // s * s + 1 for n, k, s, p in zip(x.shape[2:], sizes, strides, padding)]
         padded = x.movedim(1, -1) if last else x
         if any(padding):
