@@ -164,31 +164,32 @@ struct ChannelNumbers {
     __device__ __forceinline__ ChannelNumbers(
         unsigned numbers, unsigned channels, unsigned inner, unsigned side, unsigned c
     ) : numbers(numbers), channels(channels), inner(inner), lines(blockDim.x / side), line(threadIdx.x / side), c(c) {}
-    // The sums over the numbers of this thread's line of what `values(at, of)` finds there. Several are loaded before the
-    // first is added: where there are no more a place that is read already stands in, since a load that depends on a
-    // condition may wait for the one before.
-    template <int N, typename R, typename F> __device__ __forceinline__ void sum(R (&found)[N], F values) const {
-        #pragma unroll
-        for (int n = 0; n < N; ++n) found[n] = 0;
-        const unsigned whole = channels * inner;
-        const unsigned count = c >= channels ? 0 : inner == 1 ? (numbers - c + channels - 1) / channels
-                                                              : (numbers + whole - 1) / whole * inner;
+    // The sum over the numbers of this thread's line; several are loaded before the first is added.
+    template <typename R, typename F> __device__ __forceinline__ R sum(F value) const {
+        R found = 0;
+        if (inner == 1) {  // without a division
+            const unsigned apart = lines * channels, end = c < channels ? numbers : 0;
+            for (unsigned begin = line * channels + c; begin < end; begin += 8 * apart) {
+                R values[8];
+                #pragma unroll
+                for (int u = 0; u < 8; ++u) values[u] = begin + u * apart < end ? value(begin + u * apart) : R(0);
+                #pragma unroll
+                for (int u = 0; u < 8; ++u) found += values[u];
+            }
+            return found;
+        }
+        const unsigned whole = channels * inner, count = c < channels ? (numbers + whole - 1) / whole * inner : 0;
         for (unsigned begin = line; begin < count; begin += 8 * lines) {
-            R of[8][N];
+            R values[8];
             #pragma unroll
             for (int u = 0; u < 8; ++u) {
-                unsigned k = begin + u * lines, at = k * channels + c;
-                if (inner != 1) at = (k / inner * channels + c) * inner + k % inner;
-                const bool there = k < count && at < numbers;
-                values(there ? at : c * inner, of[u]);
-                #pragma unroll
-                for (int n = 0; n < N; ++n) of[u][n] = there ? of[u][n] : R(0);
+                const unsigned k = begin + u * lines, at = (k / inner * channels + c) * inner + k % inner;
+                values[u] = k < count && at < numbers ? value(at) : R(0);
             }
             #pragma unroll
-            for (int u = 0; u < 8; ++u)
-                #pragma unroll
-                for (int n = 0; n < N; ++n) found[n] += of[u][n];
+            for (int u = 0; u < 8; ++u) found += values[u];
         }
+        return found;
     }
 };
 

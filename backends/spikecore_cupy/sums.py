@@ -158,8 +158,7 @@ extern "C" __global__ void __launch_bounds__({THREADS}) channel_totals(
     const int row = blockIdx.x / groups, c = blockIdx.x % groups * side + threadIdx.x % side;
     const REAL* from = parts + (long long)row * numbers;
     const ChannelNumbers of(numbers, channels, inner, side, c);
-    REAL total[1];
-    of.sum(total, [=](unsigned at, REAL (&found)[1]) {{ found[0] = from[at]; }});
+    REAL total[] = {{of.sum<REAL>([=](unsigned at) {{ return from[at]; }})}};
     lines_totals(found, total, side);
     if (threadIdx.x < side && c < channels) (row > 1 ? row > 2 ? fourth : third : row ? second : first)[c] = total[0];
 }}
@@ -373,11 +372,11 @@ extern "C" __global__ void __launch_bounds__({THREADS}) channel_statistics(
     const ChannelNumbers of(numbers, channels, inner, side, c);
     // the means of blocks lie near one another, so that one pass is enough
     const REAL near = c < channels ? means[c * inner] : 0;
-    REAL sums[2];
-    of.sum(sums, [=](unsigned at, REAL (&found)[2]) {{
+    REAL sums[] = {{0, 0}};
+    sums[1] = of.sum<REAL>([&](unsigned at) {{
         const REAL n = counts[at], d = means[at] - near;
-        found[0] = n * d;
-        found[1] = squares[at] + n * d * d;
+        sums[0] += n * d;
+        return squares[at] + n * d * d;
     }});
     lines_totals(found, sums, side);
     const REAL share = sums[0] / n;
