@@ -80,10 +80,10 @@ MULTIPROCESSORS = 132
 FETCHING = 64
 #: Steps of a chunk at most, and at least where there is a choice.
 LONGEST, SHORTEST = 16, 12
-#: Bytes of shared memory of each of five or four blocks of a multiprocessor, which with a KiB more for each leave 60
-#: KiB of an H200's for its L1 cache, of which what is under way takes lines. Two states in bfloat16, backward over 120
-#: steps on an H200, chunks of 12 steps: 0.87 of a copy's speed; of 14 steps, which leave 28 KiB, 0.80. Three states, of
-#: which four blocks fit, 14 steps: 0.84; 12 steps, of which five fit and leave 28 KiB, 0.76.
+#: Bytes of shared memory of each of five or four blocks of a multiprocessor, which with a KiB more for each take at
+#: most 196 KiB. Two states in bfloat16, backward over 120 steps on an H200, chunks of 12 steps: 0.87 of a copy's speed;
+#: of 14 steps, which take more, 0.80. Three states, of which four blocks fit, 14 steps: 0.84; 12 steps, of which five
+#: fit and take more, 0.76. Likely since less is left for the L1 cache, which numbers go through; not measured.
 PARTS = 39040, 47104
 
 
@@ -185,13 +185,14 @@ def size_of(plan: Plan, neurons: int) -> Size:
 
 
 def sizes_of(plan: Plan, form: Form) -> Callable[..., Size]:
-    """A function ``size(neurons, divides=False)``: choices of a plan's kernel, if its form allows. ``divides``: True
-    if its steps divide by numbers that are no powers of two.
+    """A function ``size(neurons, registers=False)``: choices of a plan's kernel, if its form allows. ``registers``:
+    True if what backward keeps is to stay there: where steps divide by numbers that are no powers of two, and in short
+    chunks.
     """
     none, halves = Size(threads=form.threads), plan.dtype != plan.compute
     apart = form.staged or form.together or "step" in plan.broadcast
     if plan.compute != torch.float32 or plan.spec.steps or normalises(plan) or apart:
-        return lambda neurons, divides=False: none
+        return lambda neurons, registers=False: none
     aside, threads, single, fewest = _keeps_aside(plan, form), FETCHING, False, FEWEST // 2
     # few threads have little under way: forward they fetch two chunks of an input
     one = isinstance(plan, ForwardPlan) and len(plan.program.inputs) == 1
@@ -199,19 +200,21 @@ def sizes_of(plan: Plan, form: Form) -> Callable[..., Size]:
         single = len(plan.program.states) == 1 and not plan.learn
         if any(plan.kinds[name] == "channel" for name in plan.learn):
             if not halves:
-                return lambda neurons, divides=False: none
+                return lambda neurons, registers=False: none
             threads = BLOCK
         # what a block adds up is arranged over more of them
         threads, fewest = BLOCK if plan.summed else threads, 0 if halves else fewest
 
-    def size(neurons: int, divides: bool = False) -> Size:
-        # threads of many neurons that keep one number of a step hide each other's waiting
-        many = FEWEST if not halves else 8 * FEWEST if divides else 20 * FEWEST
-        if neurons < fewest or (single and neurons >= many):
+    def size(neurons: int, registers: bool = False) -> Size:
+        # threads of many neurons that keep one number of a step hide each other's waiting; in float32 those of so many
+        # that a second wave of blocks is short do not
+        many = FEWEST if not halves else 8 * FEWEST if registers else 20 * FEWEST
+        short = not halves and 2 * FEWEST <= neurons < 4 * FEWEST
+        if neurons < fewest or (single and neurons >= many and not short) or (neurons % 2 and not halves):
             return none
         few = halves and FEWEST <= neurons < 2 * FEWEST
         twice = one and neurons < (FEWEST if halves else 2 * FEWEST)
-        return Size(1 + twice, few, aside and not divides and neurons > 2 * FEWEST, threads)
+        return Size(1 + twice, few, aside and not registers and neurons > 2 * FEWEST, threads)
 
     return size
 
@@ -271,7 +274,9 @@ def beside_of(plan: Plan) -> Optional[Beside]:
         if plan.trace or plan.learn:
             return None
         together = size == 4 and not plan.spec.steps
-        return Beside(form._replace(width=1, blocks=0, threads=512 if together else 256, together=together), 2)
+        # of blocks of 512 threads, each with the values of two states, a multiprocessor would hold one
+        large = together and _registers_of_chunk(plan) <= REGISTERS // 2
+        return Beside(form._replace(width=1, blocks=0, threads=512 if large else 256, together=together), 2)
     # a thread's staged neurons are no neighbours, which values of a channel are read for
     if plan.record or "channel" in plan.kinds.values():
         return None
