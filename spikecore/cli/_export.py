@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import spikecore as sc
 from spikecore.backend import BackendError
 from spikecore.cli._named import network as named_network
+from spikecore.core.modules import makes_time
 
 #: Arguments that errors name, as options.
 _OPTIONS = {
@@ -83,6 +84,11 @@ def _file(net: nn.Module, example: Tensor, file: Path, steps: str, as_json: bool
         raise ImportError(f"--onnx needs {' and '.join(lacking)}: pip install 'spikecore[onnx]'")
     if not hasattr(getattr(torch, "compiler", None), "is_exporting"):
         raise ImportError(f"--onnx needs torch 2.7 or later, and this is {torch.__version__}")
+    if makes_time(net):
+        raise ValueError(
+            "the network makes time itself, and --onnx takes inputs over time, [T, B, ...]; leave repeat= and encoders "
+            "out, net[1].repeat = None, and save x.expand(T, *x.shape)"
+        )
     x, dynamic = _sized(example, steps)
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it says which libraries it did not see
     # without gradients, which a scan of a layer with delays would make part of its step
@@ -90,10 +96,11 @@ def _file(net: nn.Module, example: Tensor, file: Path, steps: str, as_json: bool
         warnings.simplefilter("ignore")  # torch warns of its own modules
         program = _exported(nn.Sequential(net), x, dynamic)  # a neuron by itself takes several inputs
         # the optimiser takes minutes for hundreds of unrolled steps
-        torch.onnx.export(
-            program, (), str(file), dynamo=True, verbose=False, external_data=False, optimize=steps == "any"
-        )
+        written: Any = torch.onnx.export(program, (), dynamo=True, verbose=False, optimize=steps == "any")
         want = net(x)
+    for node in written.model.graph.all_nodes():
+        node.metadata_props.clear()  # lines of sources, with the folders of this machine
+    written.save(str(file), external_data=False)
     compared = _compared(file, x, want) if isinstance(want, Tensor) else None
     size, sizes = file.stat().st_size, [steps if steps == "any" else int(steps), "any", *x.shape[2:]]
     if as_json:

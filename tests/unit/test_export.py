@@ -333,6 +333,9 @@ class Longer(nn.Module):
 class Branching(nn.Module):
     def forward(self, x):
         return x if x.sum() > 0 else -x
+
+
+repeated = nn.Sequential(nn.Linear(6, 5), sc.LIF(repeat=4))
 """
 
 
@@ -359,6 +362,7 @@ def test_the_command_writes_one_file(steps: str, sizes: Sequence[int], commanded
     assert done.exit_code == 0, done.output
     facts = json.loads(done.stdout)
     assert facts["bytes"] == Path("net.onnx").stat().st_size
+    assert b"onnx_model.py" not in Path("net.onnx").read_bytes()
     assert facts["input"] == [steps if steps == "any" else 5, "any", 6]
     assert facts["compared"]["differing"] == 0
     import onnx_model
@@ -383,6 +387,7 @@ def test_the_command_writes_one_file(steps: str, sizes: Sequence[int], commanded
         ("net --onnx n.onnx --steps 9", "the example has 7 steps; save one of 9 or more, or give any"),
         ("Longer --onnx n.onnx", "does not take any number of steps; give --steps 7"),
         ("Branching --onnx n.onnx", "torch.export cannot trace the network: "),
+        ("repeated --onnx n.onnx", "the network makes time itself, and --onnx takes inputs over time"),
     ],
 )
 def test_errors_of_the_command_name_the_option(words: str, said: str, commanded: Callable[..., Any]) -> None:

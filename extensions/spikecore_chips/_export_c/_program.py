@@ -154,7 +154,8 @@ class Built:
         if fixed is not None and any(value.format is None for value in of):
             raise Refused(
                 f"{title} reads floats; sc.quant.prepare(net, x) rounds what layers read, or say what the input is, "
-                "inputs=sc.quant.Format(0, 0, 1) for spikes"
+                "inputs=sc.quant.Format(0, 0, 1) for spikes",
+                in_c=", or export floats, dtype='float32'",
             )
         of = self._laid(operation, of)
         if module == "sum":

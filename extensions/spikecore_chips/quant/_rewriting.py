@@ -258,7 +258,8 @@ class _Rewriting:
         tables = dict(self.how.tables)
         if node.op not in tables or len(node.args) != 1:
             way_out = (
-                f"declare a table, tables={{{node.op!r}: (low, high, size)}}: its range, and its number of segments"
+                f"declare a table before sc.quant.prepare, sc.quant.fixed(neuron, tables={{{node.op!r}: (low, high, "
+                "size)}): its range, and its number of segments"
                 if len(node.args) == 1
                 else "write it with + - * and sc.ops.floor"
             )
