@@ -259,7 +259,7 @@ $(WEB_INSTALLED): Makefile $(INSTALLED)
 	@echo 'Installing $(ZIG) and $(ONNXRUNTIME_WEB)'
 	@$(PIP) install $(ZIG)
 	@node --version >/dev/null 2>&1 || $(PIP) install $(NODE) || echo 'going on without Node'
-	@PATH="$$PATH:$(abspath $(BIN))" npm install --silent --no-audit --no-fund --ignore-scripts --prefix $(VENV)/web \
+	@PATH="$$PATH:$(abspath $(BIN))" npm install --silent --no-audit --no-fund --ignore-scripts --fetch-retries 0 --prefix $(VENV)/web \
 	    $(ONNXRUNTIME_WEB) || echo 'going on without $(ONNXRUNTIME_WEB)'
 	@touch $@
 
