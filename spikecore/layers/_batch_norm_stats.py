@@ -179,7 +179,7 @@ def constants(
     # one of the two may be None: torch's batch normalisation takes bias=False
     weight = torch.ones_like(mean) if norm.weight is None else norm.weight
     bias = torch.zeros_like(mean) if norm.bias is None else norm.bias
-    if norm.shift is not None and torch.is_grad_enabled() and bias.requires_grad and norm.shift.requires_grad:
+    if norm.shift is not None and torch.is_grad_enabled() and norm.shift.requires_grad:
         bias = _Unseen.apply(bias, norm.shift)
     return mean, rstd, weight, bias
 

@@ -461,6 +461,21 @@ def test_biases_before_normalisations_are_taken_over(kind, momentum, in_kernel):
     assert [type(part) for part in fused.modules()] == kinds
 
 
+@pytest.mark.parametrize("affine", [False, True])
+@pytest.mark.parametrize("in_kernel", [False, True])
+def test_biases_before_frozen_normalisations_have_a_gradient(affine, in_kernel):
+    """DistributedDataParallel waits for a gradient of each parameter."""
+    norm = nn.BatchNorm1d(4, affine=affine)
+    for parameter in norm.parameters():
+        parameter.requires_grad_(False)
+    net = sc.fuse(nn.Sequential(TimeBatched(nn.Linear(3, 4), norm), sc.LIF()).double())
+    if in_kernel:
+        bound(net[1].neuron, Loop(4))
+    net(torch.randn(T, B, 3, dtype=torch.float64)).sum().backward()
+    torch.testing.assert_close(net[1].input_bias.grad, torch.zeros(4, dtype=torch.float64))
+    assert net[0].module[0].weight.grad.abs().max() > 0
+
+
 def test_biases_that_stay():
     """One that a hook sees, one that is shared or computed, and one whose layer is called elsewhere, too."""
     hooked, shared, again = nn.Conv2d(3, 3, 1), nn.Conv2d(3, 3, 1), nn.Conv2d(3, 3, 1)
