@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from typing import Any, Dict, Tuple
+from typing import Any, Dict, List, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,7 @@ class CInference:
     """A call ``predict(inputs) -> outputs`` of a whole network as a program of :func:`spikecore.export_c`.
 
     ``inputs`` is a tensor ``[T, B, ...]`` on the CPU. The first call, and the next one with samples of another shape or
-    after a change of the weights, exports and compiles the network as it is in ``eval()``: in integers, if it is one of
+    after a change of weights or of numbers such as a threshold, exports and compiles the network as it is in ``eval()``: in integers, if it is one of
     :func:`spikecore_chips.quant.prepare`, else in float32. As many threads as torch has share the batch.
 
     Each call begins at rest. The state lies in the program: within ``sc.carry_state(net)``, and for neurons of
@@ -40,8 +40,9 @@ class CInference:
                 "x.expand(T, *x.shape)"
             )
         self.net = net
-        #: The samples' shape and the weights of the program that there is.
-        self._made: Tuple[Any, ...] = ()
+        #: The samples' shape and the numbers of the layers of the program that there is, and copies of its weights.
+        self._made: Any = None
+        self._weights: List[Tensor] = []
         self._program: Any = None
         #: Size of a batch -> the program with so many states.
         self._loaded: Dict[int, LoadedProgram] = {}
@@ -58,9 +59,13 @@ class CInference:
                 "backend='c': the state lies in the program, and each call begins at rest; for streams take "
                 "sc.export_c(net, x, folder, dtype=...).load(), in the place of carry_state and step='single'"
             )
-        made = (inputs.shape[2:], *map(_content, [*self.net.parameters(), *self.net.buffers()]))
-        if made != self._made:
+        weights = [*self.net.parameters(), *self.net.buffers()]
+        kinds = [(weight.dtype, weight.device) for weight in weights]
+        made = inputs.shape[2:], [_numbers(part) for part in self.net.modules()], kinds
+        # the numbers themselves: a write through .data or NumPy leaves no other trace
+        if made != self._made or not all(map(torch.equal, weights, self._weights)):
             self._program, self._made, self._loaded = self._exported(inputs), made, {}
+            self._weights = [weight.detach().clone() for weight in weights]
         batch = inputs.shape[1]
         if batch not in self._loaded:
             self._loaded[batch] = self._program.load(batch=batch, threads=torch.get_num_threads())
@@ -79,6 +84,7 @@ class CInference:
                 raise Unsupported(f"backend='c' runs what sc.export_c can write: {error}") from error
 
 
-def _content(tensor: Tensor) -> Tuple[int, int]:
-    """Numbers that change with a weight: where it lies, and how often it was written."""
-    return tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version
+def _numbers(module: nn.Module) -> Tuple[Any, ...]:
+    """The class of a layer, and its attributes that are numbers or words."""
+    own = [(k, v) for k, v in vars(module).items() if k != "training" and isinstance(v, (bool, int, float, str))]
+    return type(module), own

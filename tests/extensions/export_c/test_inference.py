@@ -51,6 +51,23 @@ def test_as_the_other_backends() -> None:
     assert net.training
 
 
+def test_changes_without_a_trace() -> None:
+    """Writes through ``.data`` and NumPy, another threshold and another dtype count from the next call on."""
+    net = nn.Sequential(nn.Linear(4, 8), sc.LIF(), nn.Linear(8, 3)).eval()
+    eager, predict = sc.inference_model(net), sc.inference_model(net, backend="c")
+    x = images(20, 3, 4)
+    layer: Any = net[0]
+    for change in (
+        lambda: layer.weight.data.fill_(0.5),
+        lambda: layer.bias.detach().numpy().fill(0.25),
+        lambda: setattr(net[1], "threshold", 0.125),
+    ):
+        before = predict(x)
+        change()
+        assert not torch.equal(predict(x), before)
+        close(predict, eager, x)
+
+
 def test_integers() -> None:
     """A prepared network is exported in fixed point, and has the bits of the others."""
     x = images(20, 3, 2, 4, 4)
