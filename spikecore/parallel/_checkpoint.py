@@ -51,7 +51,8 @@ def checkpoint(
     spikes or counts, which are kept as bits, so that most has a thirtieth of the bytes that the plain network saves.
     :func:`spikecore.graph.read` has to follow its ``forward``; where it cannot, the largest modules that it can follow
     have groups. ``print(net)`` says what each group keeps. A sum that hands potentials on from block to block is kept
-    whole. A forward that takes keyword arguments or several calls' worth of options is read with their defaults.
+    whole. A call with keyword arguments has no groups. Numbers and strings that a forward reads of its module may change
+    from call to call; what it reads otherwise, as of a global or a dict, is that of the first call.
 
     bits: if true, inputs of groups that the reader of networks knows for spikes or counts are kept as bits, as of
         :class:`spikecore.layers.PackedLinear`: what does not hold them raises ValueError on a CPU, and gives gradients
@@ -120,7 +121,6 @@ class Checkpointed(nn.Module):
 
     def __init__(self, module: nn.Module, every: Any, preserve_rng_state: bool, wholes: Sequence[Wholes] = ()) -> None:
         super().__init__()
-        self.module = module
         self.every = every
         self.preserve_rng_state = preserve_rng_state
         #: Of each group the ranges of its inputs, by which they are kept as bits.
@@ -129,6 +129,7 @@ class Checkpointed(nn.Module):
         self.compiled: Optional[Dict[str, Any]] = None
         self.training = module.training
         self.register_load_state_dict_pre_hook(_load_below)
+        self.module = module
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Result of ``module``, computed group by group."""
@@ -214,6 +215,15 @@ class Checkpointed(nn.Module):
                 raise
             return getattr(self.module, name)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute of the network, but for those of the wrapper."""
+        inner = vars(self).get("_modules", {}).get("module")
+        is_own = name == "module" or name.startswith("_") or name in vars(self) or hasattr(type(self), name)
+        if inner is None or is_own:
+            super().__setattr__(name, value)
+        else:
+            setattr(inner, name, value)
+
     def __getitem__(self, position: Any) -> Any:
         return self.module[position]  # type: ignore[index]  # for a network that has parts
 
@@ -267,14 +277,11 @@ class Grouped(Checkpointed):
 
     @property
     def plan(self) -> Plan:
-        """The steps of the network as it is now, made anew after modules, forwards or hooks of it changed."""
-        form = [
-            (part, vars(part).get("forward"), getattr(part, "step", None), has_own_hooks(part))
-            for part in self.module.modules()
-        ]
+        """The steps of the network as it is now, made anew after modules, forwards, hooks or numbers of it changed."""
         made: Any = vars(self).get("_plan")
-        if made is None or made[0] != form:
-            made = vars(self)["_plan"] = form, _planned(self.module)
+        if made is None or made[0] != _form(self.module, made[1].followed):
+            plan = _planned(self.module)
+            made = vars(self)["_plan"] = _form(self.module, plan.followed), plan
             vars(self).pop("_runs", None)
         return made[1]  # type: ignore[no-any-return]  # a plan
 
@@ -348,11 +355,33 @@ def _named_bits(name: str, whole: Optional[Whole]) -> str:
 
 
 class Plan(NamedTuple):
-    """A network in steps: the names of its inputs, and what it returns, of nodes."""
+    """A network in steps: the names of its inputs, what it returns, of nodes, and the modules whose forward was read."""
 
     inputs: Tuple[str, ...]
     steps: List[Step]
     output: Any
+    followed: Tuple[nn.Module, ...]
+
+
+def _form(net: nn.Module, followed: Sequence[nn.Module]) -> Tuple[List[Any], ...]:
+    """The facts of a network that its steps depend on: its modules, and numbers and strings that a forward may read."""
+    parts = [
+        (part, vars(part).get("forward"), getattr(part, "step", None), has_own_hooks(part)) for part in net.modules()
+    ]
+    return parts, [_constants(vars(part)) for part in followed]
+
+
+def _constants(attributes: Dict[str, Any]) -> Dict[str, Any]:
+    kinds = (bool, int, float, str, tuple, list, type(None))
+    return {
+        name: [*value] if isinstance(value, list) else value
+        for name, value in attributes.items()
+        if name != "training" and isinstance(value, kinds) and _is_constant(value)
+    }
+
+
+def _is_constant(value: Any) -> bool:
+    return not isinstance(value, (tuple, list)) or all(isinstance(v, (bool, int, float, str)) for v in value)
 
 
 def _planned(net: nn.Module) -> Plan:
@@ -360,10 +389,11 @@ def _planned(net: nn.Module) -> Plan:
     parts = read_parts(net)
     if net in parts.reasons:
         raise parts.reasons[net]
-    graph = read_block(net, parts.graphs[0].followed.keys())
+    followed = tuple(parts.graphs[0].followed)
+    graph = read_block(net, followed)
     if graph is None:
         raise NotFollowed(f"forward of {type(net).__name__} has constants or names that a graph cannot have")
-    return Plan(tuple([call.node.name for call in graph.inputs]), steps_of(graph), graph.output.node.args[0])
+    return Plan(tuple([call.node.name for call in graph.inputs]), steps_of(graph), graph.output.node.args[0], followed)
 
 
 def _readable(net: nn.Module) -> List[nn.Module]:

@@ -22,7 +22,7 @@ from spikecore._base.bits import Whole
 from spikecore.core.modules import makes_time
 from spikecore.core.neuron import Neuron
 from spikecore.encode import Poisson
-from spikecore.graph import CONVOLUTIONS, DROPOUTS, Call, Graph, function_of, readers_of
+from spikecore.graph import CONVOLUTIONS, DROPOUTS, Call, Graph, NotFollowed, function_of, readers_of
 from spikecore.layers import NormNeuron, SequenceDropout, keeps_little, whole_numbers
 from spikecore.stochastic import Stochastic
 
@@ -71,7 +71,18 @@ class End(NamedTuple):
 
 
 def steps_of(graph: Graph) -> List[Step]:
-    """The calls of a network as steps, in an order in which each has what it reads."""
+    """The calls of a network as steps, in an order in which each has what it reads. Raises
+    :class:`spikecore.graph.NotFollowed` where a change in place would be seen in another order, or twice.
+    """
+    for call in graph.calls:
+        value = call.source if call.is_in_place else None
+        while value is not None:
+            if value.kind == "input" or len(value.readers) > 1:
+                raise NotFollowed(
+                    f"{call.title} changes the value of {value.title} in place, and groups of calls keep that; write "
+                    "x = x + y for x += y, and inplace=False"
+                )
+            value = value.source if value.is_move else None
     known = whole_numbers(graph)
     light = {call for call in graph.calls if _saves_little(call, known)}
     parts = _ordered(_parts(graph, known, light))
@@ -104,7 +115,7 @@ def steps_of(graph: Graph) -> List[Step]:
 
 
 def _end(part: Sequence[Call], inputs: Sequence[Call]) -> Optional[End]:
-    """What a group ends with, if that is a neuron, and changes of shape behind it."""
+    """The neuron that a group ends with, if it does, also with changes of shape behind it."""
     size = next((k for k in range(len(part), 0, -1) if not part[k - 1].is_move), 0)
     call = part[size - 1] if size else None
     if call is None or not isinstance(call.module, (Neuron, NormNeuron)) or call.is_hooked or call.kwargs:
@@ -147,7 +158,8 @@ def _parts(graph: Graph, known: Dict[Call, Whole], light: Set[Call]) -> List[Lis
     merged = _Merged(calls)
     for call in calls:
         for value in call.inputs:
-            if value.kind not in ("input", "attribute") and value not in ends:
+            changes = call.is_in_place and call not in light and value is call.source
+            if value.kind not in ("input", "attribute") and (value not in ends or changes):
                 merged.join(value, call)
     merged.without_cycles()
     return merged.parts()

@@ -195,6 +195,51 @@ def test_a_network_that_changes_is_read_again() -> None:
     assert net(images()).shape == (T, B, 3)
 
 
+class Scaled(nn.Module):
+    """A forward that reads a number, or changes a value in place that it read before."""
+
+    def __init__(self, scale: float = 1.0) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second, self.end = nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+        self.a, self.b, self.scale = sc.LIF(), sc.LIF(), scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.end(self.b(self.second(self.a(self.first(x))) * self.scale))
+        return y
+
+
+class InPlace(Scaled):
+    def forward(self, x: Tensor) -> Tensor:
+        spikes, other = self.a(self.first(x)), self.b(self.first(x) * 2)
+        doubled = spikes * 2
+        spikes += other
+        y: Tensor = self.end(self.b(self.second(spikes) + doubled))
+        return y
+
+
+def test_attributes_of_the_wrapper_are_those_of_the_network() -> None:
+    """A number that forward reads, and a layer in the place of another, count from the next call on."""
+    torch.manual_seed(1)
+    x, end = torch.randn(T, B, 4) * 3, nn.Linear(8, 2)
+    net: Any = sc.checkpoint(Scaled(), "spikes")
+    net(x)
+    net.scale, net.end = 4.0, end
+    plain = Scaled(4.0)
+    plain.end = copy.deepcopy(end)
+    assert torch.equal(net(x), plain(x))
+    assert not torch.equal(Scaled()(x), Scaled(4.0)(x))
+    for each in (net, plain):
+        each(x).square().sum().backward()
+    assert_same([p.grad for p in net.parameters()], [p.grad for p in plain.parameters()])
+    assert [*net.state_dict()] == [*plain.state_dict()]
+
+
+def test_changes_in_place_are_refused_where_groups_would_see_them_early() -> None:
+    with pytest.raises(ValueError, match="changes the value of LIF at 'a' in place, and groups of calls keep that"):
+        sc.checkpoint(InPlace(), "spikes")
+
+
 class Branch(nn.Module):
     """A forward that cannot be followed, around parts that can."""
 
