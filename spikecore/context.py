@@ -154,8 +154,7 @@ PLAIN = (Tensor, nn.Parameter)
 def is_exporting() -> bool:
     """True while torch.export traces, as torch.onnx.export does, too. Torch says so from 2.7 on.
 
-    Its flag is read, since its function of this name is True for the front end of torch.compile as well (seen in torch
-    2.11; 2.13 reads the flag there): a compiled network took the ways of an exported one, unfused.
+    The flag is read: torch's function of this name is True under torch.compile, too, before 2.13.
     """
     return bool(getattr(_COMPILER, "_is_exporting_flag", False))
 

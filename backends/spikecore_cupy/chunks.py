@@ -1,26 +1,21 @@
 """Steps in chunks of nearly equal lengths, groups of neurons of a thread, and steps that go through shared memory.
 
 Chunks: each has T steps or one less, the longer first, so that every number of steps is computed by unrolled loops.
-(A last chunk of a few steps, in a loop, waited for memory at each of them: 25 steps took a third longer than 32.)
-A text for each of the two lengths was measured on an H200 and left out (the same where all chunks are equal, up to 9 %
-slower where they are not).
+A last chunk of a few steps, in a loop, would wait for memory at each of them.
 
 Ahead: a thread fetches the next chunk into shared memory while it computes this one, into the places that its steps
-have read, and no register waits for memory. (In registers, backward took up to half as many again, and was 5 to 25 %
-slower.) What it stores goes to places that move from step to step: the compiler found each anew, with five instructions
-for each store.
+have read, and no register waits for memory. What it stores goes to places that move from step to step; the compiler would
+compute each anew.
 
-Aside: in 16 bits, what backward keeps of the steps of a chunk of many neurons lies in shared memory, too. LIF has 65
-registers for four neurons of a thread, and 166 without; a comparison of a step is made again, where the compiler put
-all of them into bits of a register.
+Aside: in 16 bits, what backward keeps of the steps of a chunk of many neurons lies in shared memory, too, which saves
+registers; a comparison of a step is made again.
 
 Groups: a thread may have several groups of neighbouring neurons, far from one another, one after the other. It then
 reads parameters per channel once for all of them, and adds up its parts of a gradient.
 
 Staging: with a number of neurons that is no multiple of a sector's numbers, steps begin anywhere. Wide accesses are
 then not aligned, and sectors that two blocks write in parts cost memory a read and two writes. A block then copies
-steps to shared memory and back, whole packs at a time. (On an H200 LIF over 100 steps of an odd number of neurons ran
-at 0.63 of a copy's speed in float32 and 0.52 in bfloat16, read number by number.)
+steps to shared memory and back, whole packs at a time.
 """
 
 from __future__ import annotations
@@ -216,7 +211,7 @@ class ChunkWriter(Writer):
         return ["if (coming > 0) {", *indented(lines), "}"] if lines else []
 
     def kept_of_step(self, name: str) -> str:
-        """What is kept of step t."""
+        """The name of a value that is kept of step t."""
         return self.unique(f"{name}_t") if self.form.aside else f"{name}[t]"
 
     def put_aside(self, name: str, kind: str, value: str) -> str:
@@ -232,7 +227,7 @@ class ChunkWriter(Writer):
         return [f"{self.ahead(name)}.turn({chunk} % {count});" for name, _, _ in self._fetched_tensors()]
 
     def _fetched_tensors(self) -> List[Tuple[str, str, str]]:
-        """What is fetched: the names, types and steps of each."""
+        """The names, types and steps of the tensors that are fetched."""
         streams = [stream for several, _ in self._fetched for stream in several]
         kinds = [(stream.name, stream.kind, "T") for stream in streams]
         return [*kinds, *((self.state(name), self.real, "1") for name in self.states_ahead)]

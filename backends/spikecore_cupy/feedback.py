@@ -488,7 +488,7 @@ class FeedbackBackwardWriter(FeedbackWriter, BackwardWriter):
         return over_neurons([*inner, *(["total[j] += gave[j];"] if self._totals else ())])
 
     def _kept_of(self, slot: int) -> str:
-        """What is kept of a step for neuron j."""
+        """The name of a value that is kept of a step for neuron j."""
         return f"i.kept(place, {slot}, j)"
 
     def _giving(self, buffer: str) -> List[str]:

@@ -55,7 +55,7 @@ def computed_beside(step: str) -> str:
 
 
 class NarrowWriter(FeedbackWriter):
-    """What both directions share. A step of a tensor has the place of its number among four."""
+    """Base of both directions. A step of a tensor has the place of its number among four."""
 
     def first_steps(self, at: At, step: str, number: int) -> List[str]:
         begun = f"if (step >= 0 && step < steps) begin_arrival({at('step')}, {number}, k);"

@@ -1,4 +1,4 @@
-"""What the writers of kernels with feedback share: a thread's neurons, what arrives for them, and a step's lines."""
+"""Base of the writers of kernels with feedback: a thread's neurons, what arrives for them, and a step's lines."""
 
 from __future__ import annotations
 

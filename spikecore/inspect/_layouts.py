@@ -1,4 +1,4 @@
-"""Where tensors lie in memory, and what layers copy because of it."""
+"""Layouts of tensors in memory, and what layers copy because of them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _is_channels_last(x: Tensor, channels: Sequence[int] = (1, 2)) -> bool:
 
 
 def copies(call: Call) -> List[str]:
-    """What a call of a layer copied of its inputs, and why: sentences without a full stop."""
+    """Sentences, without a full stop, on what a call of a layer copied of its inputs, and why."""
     inputs = [x for x in call.inputs if x.layout is torch.strided and x.numel()]
     if not inputs or len(inputs) < len(call.inputs):
         return []
@@ -54,7 +54,7 @@ def copies(call: Call) -> List[str]:
 
 
 def _of_neuron(call: Call, inputs: Sequence[Tensor]) -> Iterator[str]:
-    """What kernels do not read where it lies."""
+    """Sentences on inputs that a kernel copies."""
     layer: Any = call.layer
     resolved = neuron_of(layer).bound.get(inputs[0].device.type)
     is_apart = isinstance(layer, Recurrent) or bool(isinstance(layer, NormNeuron) and layer.reason)
