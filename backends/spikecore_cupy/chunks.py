@@ -4,8 +4,8 @@ Chunks: each has T steps or one less, the longer first, so that every number of 
 A last chunk of a few steps, in a loop, would wait for memory at each of them.
 
 Ahead: a thread fetches the next chunk into shared memory while it computes this one, into the places that its steps
-have read, and no register waits for memory. What it stores goes to places that move from step to step; the compiler would
-compute each anew.
+have read, and no register waits for memory. What it stores goes to places that move from step to step; the
+compiler would compute each anew.
 
 Aside: in 16 bits, what backward keeps of the steps of a chunk of many neurons lies in shared memory, too, which saves
 registers; a comparison of a step is made again.

@@ -51,8 +51,8 @@ def checkpoint(
     spikes or counts, which are kept as bits, so that most has a thirtieth of the bytes that the plain network saves.
     :func:`spikecore.graph.read` has to follow its ``forward``; where it cannot, the largest modules that it can follow
     have groups. ``print(net)`` says what each group keeps. A sum that hands potentials on from block to block is kept
-    whole. A call with keyword arguments has no groups. Numbers and strings that a forward reads of its module may change
-    from call to call; what it reads otherwise, as of a global or a dict, is that of the first call.
+    whole. A call with keyword arguments has no groups. Numbers and strings that a forward reads of its module may
+    change from call to call; what it reads otherwise, as of a global or a dict, is that of the first call.
 
     bits: if true, inputs of groups that the reader of networks knows for spikes or counts are kept as bits, as of
         :class:`spikecore.layers.PackedLinear`: what does not hold them raises ValueError on a CPU, and gives gradients
@@ -355,7 +355,7 @@ def _named_bits(name: str, whole: Optional[Whole]) -> str:
 
 
 class Plan(NamedTuple):
-    """A network in steps: the names of its inputs, what it returns, of nodes, and the modules whose forward was read."""
+    """A network in steps: the names of its inputs, what it returns, of nodes, and the modules that were followed."""
 
     inputs: Tuple[str, ...]
     steps: List[Step]

@@ -23,8 +23,9 @@ class CInference:
     """A call ``predict(inputs) -> outputs`` of a whole network as a program of :func:`spikecore.export_c`.
 
     ``inputs`` is a tensor ``[T, B, ...]`` on the CPU. The first call, and the next one with samples of another shape or
-    after a change of weights or of numbers such as a threshold, exports and compiles the network as it is in ``eval()``: in integers, if it is one of
-    :func:`spikecore_chips.quant.prepare`, else in float32. As many threads as torch has share the batch.
+    after a change of weights or of numbers such as a threshold, exports and compiles the network as it is in
+    ``eval()``: in integers, if it is one of :func:`spikecore_chips.quant.prepare`, else in float32. As many threads as
+    torch has share the batch.
 
     Each call begins at rest. The state lies in the program: within ``sc.carry_state(net)``, and for neurons of
     ``step="single"``, Unsupported is raised, and :meth:`CProgram.load` takes single steps. Unsupported also says which
