@@ -128,8 +128,8 @@ class Energy(Report):
         """The share of products, of layers behind spikes, at which the network takes as much as its quantised twin:
         below it less. None where no layer gets spikes.
         """
-        found = shares(self.hardware, self.traffic)
-        return None if found is None else found[1]
+        parts = shares(self.hardware, self.traffic)
+        return None if parts is None else parts[1]
 
     def _table(self) -> Table:
         computed = {(layer.name, layer.kind): layer for layer in self.layers}
@@ -159,9 +159,9 @@ class Energy(Report):
         for form in self.forms:
             cells = [_joules(value).rjust(12) for value in (form.operations, form.memory, form.energy)]
             lines.append(f"{f'{_FORMS[form.name]}, {form.bits} bits':31}{''.join(cells)}")
-        found = shares(self.hardware, self.traffic)
-        if found is not None:
-            share, even = (f"{100 * value:.1f} %" for value in found)
+        parts = shares(self.hardware, self.traffic)
+        if parts is not None:
+            share, even = (f"{100 * value:.1f} %" for value in parts)
             lines.append(
                 f"break-even with the ReLU twin in {self.hardware.quantised.bits} bits: {even} of the products behind "
                 f"spikes; computed are {share}"

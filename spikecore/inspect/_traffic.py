@@ -161,12 +161,12 @@ def cost(hardware: Hardware, arithmetic: Arithmetic, work: Work, sizes: Work) ->
 
 def forms(hardware: Hardware, rows: Sequence[Traffic]) -> Tuple[Form, ...]:
     """The network with and without sparsity, and its twin, in the bits of ``full`` and of ``quantised``."""
-    found: List[Form] = []
+    made: List[Form] = []
     for arithmetic in (hardware.full, hardware.quantised):
         for name in ("sparse", "dense", "twin"):
             costs = [cost(hardware, arithmetic, getattr(row, name), row.sizes) for row in rows]
-            found.append(Form(name, arithmetic.bits, *[math.fsum(column) for column in zip(*costs, (0.0, 0.0))]))
-    return tuple(found)
+            made.append(Form(name, arithmetic.bits, *[math.fsum(column) for column in zip(*costs, (0.0, 0.0))]))
+    return tuple(made)
 
 
 def shares(hardware: Hardware, rows: Sequence[Traffic]) -> Optional[Tuple[float, float]]:

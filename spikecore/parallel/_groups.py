@@ -285,7 +285,7 @@ def whole_inputs(graphs: Sequence[Graph], layers: Sequence[nn.Module]) -> Wholes
     """The ranges of the inputs of layers that are called one after the other, in all of their calls; as many as are
     known.
     """
-    found: Set[Wholes] = set()
+    wholes: Set[Wholes] = set()
     for graph in graphs:
         own = {call for call in graph.calls if call.module in layers or any(map(call.owners.__contains__, layers))}
         if not own:
@@ -293,8 +293,8 @@ def whole_inputs(graphs: Sequence[Graph], layers: Sequence[nn.Module]) -> Wholes
         known = whole_numbers(graph)
         if len(layers) == 1 and graph.calls_of(layers[0]):
             for call in graph.calls_of(layers[0]):
-                found.add(tuple([known.get(v) if isinstance(v, Call) else None for v in call.args]))
+                wholes.add(tuple([known.get(v) if isinstance(v, Call) else None for v in call.args]))
         else:
             entering = {v for call in own for v in call.inputs if v not in own and v.kind != "attribute"}
-            found.update((known.get(value),) for value in entering if not _is_size(value))
-    return found.pop() if len(found) == 1 else ()
+            wholes.update((known.get(value),) for value in entering if not _is_size(value))
+    return wholes.pop() if len(wholes) == 1 else ()
