@@ -81,9 +81,7 @@ FETCHING = 64
 #: Steps of a chunk at most, and at least where there is a choice.
 LONGEST, SHORTEST = 16, 12
 #: Bytes of shared memory of each of five or four blocks of a multiprocessor, which with a KiB more for each take at
-#: most 196 KiB. Two states in bfloat16, backward over 120 steps on an H200, chunks of 12 steps: 0.87 of a copy's speed;
-#: of 14 steps, which take more, 0.80. Three states, of which four blocks fit, 14 steps: 0.84; 12 steps, of which five
-#: fit and take more, 0.76. Likely since less is left for the L1 cache, which numbers go through; not measured.
+#: most 196 KiB: blocks that take more were slower in backward.
 PARTS = 39040, 47104
 
 
@@ -302,9 +300,7 @@ def _normalising(plan: Plan) -> Form:
     while width > 2 and _needed(plan, width, least) > MOST:
         width //= 2
     blocks = max([1, *(count for count in range(2, 7) if _needed(plan, width, least) <= _registers(count))])
-    # What the registers have no place for is computed again: otherwise the compiler kept up to 200 bytes of a thread in
-    # memory, and LIF behind 128 x 32 x 32 in bfloat16 with 6 steps took 289 us on an H200, not 234. Where registers do,
-    # nothing is: with 8 steps that took 294 us, and 313 with what could be computed again.
+    # what the registers have no place for is computed again: the compiler would keep it in memory
     again = _needed(plan, width, each) > _registers(blocks)
     return Form(width, blocks=blocks, grid=blocks * MULTIPROCESSORS, down=not plan.inputs[0], again=again)
 

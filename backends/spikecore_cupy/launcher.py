@@ -42,8 +42,7 @@ MANY = 2**16
 SHORT, FEW = 10, 2**17
 #: Neurons at most of a thread of a backward kernel that fetches ahead.
 PAIR = 2
-#: Steps at least of chunks of which what backward keeps lies in shared memory: with a learnt tau 25 steps in bfloat16
-#: on an H200 0.82 of a copy's speed and 0.75 in registers, 20 steps, whose chunks have 10, 0.68 and 0.74.
+#: Steps at least of chunks of which what backward keeps lies in shared memory; shorter ones are faster in registers.
 ASIDE = 11
 #: Fewer neurons than these have places in the steps of a chunk that are counted with 32 bits.
 _FEWER = 2**27
@@ -300,9 +299,7 @@ class Launcher:
 
         Backward in 16 bits of few, unless there are few steps, or what is kept lies in shared memory: without the
         branches of divisions the compiler computes all steps of a thread side by side, and takes so many registers that
-        too few threads run at once. LIF, 16 steps in bfloat16 on an H200, with products and with divisions: 131,072
-        neurons 4.2 and 4.9 us, 400,000 14.9 and 12.5, 4 million 140 and 103; 8 steps of 4 million 52 and 52. In float32
-        memory is waited for.
+        too few threads run at once. In float32 memory is waited for.
         """
         plan = self.plan
         if not self._divisors:
@@ -317,11 +314,7 @@ class Launcher:
         return few and all(is_power_of_two(params[index]) for index in self._divisors)
 
     def _narrowed(self, neurons: int, width: int, size: Size) -> int:
-        """The width for so many neurons: narrower where a GPU would have too few threads to hide each other's waiting.
-
-        LIF, 25 steps, on an H200, forward and backward, with one number for each thread and with the usual width: in
-        float32 1280 neurons 6.8 and 9.7 us, 128,000 neurons 17.2 and 18.2; in bfloat16 1280 neurons 5.5 and 10.9.
-        """
+        """The width for so many neurons: narrower where few threads would not hide each other's waits."""
         # a kernel on a CPU waits for nothing
         if self._form.grid or self._threads == 1:
             return width
