@@ -92,9 +92,10 @@ def channels_last(net: nn.Module) -> nn.Module:
 
     Parameters and hooks stay the same objects, so that an optimiser goes on, and ``state_dict()`` has the same keys.
     Shapes stay, and numbers to rounding; it may be called before or behind :func:`fuse` and :func:`pack`. Left as they
-    are: subclasses, layers with a parametrisation, ``nn.ConvTranspose1d``, and ``net`` itself. Call it before
-    ``DistributedDataParallel`` wraps the network, and before the first step of an optimiser with ``fused=True``, whose
-    states lie as the weights. :func:`channels_first` undoes it. Raises TypeError for what is no module.
+    are: subclasses, layers with a parametrisation, lazy layers before their first call, ``nn.ConvTranspose1d``, and
+    ``net`` itself. Call it before ``DistributedDataParallel`` wraps the network, and before the first step of an
+    optimiser with ``fused=True``, whose states lie as the weights. :func:`channels_first` undoes it. Raises TypeError
+    for what is no module.
     """
     check_network("sc.layers.channels_last", net)
     return _laid(net, last=True)

@@ -44,11 +44,13 @@ def fuse(net: nn.Module) -> nn.Module:
     Pooling is replaced, wherever it stands, by layers that keep less for backward: ``nn.MaxPool2d`` a byte for each
     maximum, instead of its input and an index of 8 bytes, and ``nn.AvgPool2d`` of windows that do not overlap nothing,
     instead of its input. In a compiled graph that goes for maxima of windows that overlap, too, and for
-    ``nn.MaxPool1d`` and ``nn.MaxPool3d``. Not replaced is pooling with ``ceil_mode``, ``dilation``,
-    ``return_indices``, ``divisor_override``, or a maximum of more than 256 values.
+    ``nn.MaxPool1d`` and ``nn.MaxPool3d``; a padded window of minus infinity alone has no gradient there. Not replaced
+    is pooling with ``ceil_mode``, ``dilation``, ``return_indices``, ``divisor_override``, or a maximum of more than 256
+    values.
 
     A bias of a linear layer or a convolution right before the normalisation goes to the ``NormNeuron``. Statistics of a
-    batch undo it, so that nothing adds it in training, and its gradient is 0, as it was to rounding.
+    batch undo it, so that nothing adds it in training, and its gradient is 0, as it was to rounding. An optimiser that
+    divides by the size of gradients, as Adam does, moves the bias of the plain network by this rounding.
 
     The network computes what it computed before, to rounding; a backend that can compute normalisation and neuron in
     one kernel then does, in which nothing normalised is stored. Normalisations and neurons stay the same objects, so
