@@ -14,7 +14,7 @@ PROGRAM = Path(__file__).parents[1] / "live_digits.py"
 
 
 class LiveDigits(Directive):
-    """``live-digits``: nothing else is given."""
+    """The directive ``live-digits``, without arguments."""
 
     def run(self) -> List[nodes.Node]:
         """The part of the page, for HTML alone."""
@@ -26,6 +26,6 @@ class LiveDigits(Directive):
 
 
 def setup(app: Any) -> Dict[str, Any]:
-    """Called by Sphinx."""
+    """Add the directive to Sphinx."""
     app.add_directive("live-digits", LiveDigits)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -305,8 +305,9 @@ def energy(
 
 
 def _works(totals: _Totals, samples: int, steps: int, often: int) -> Tuple[Work, Work, Work, Tuple[float, float]]:
-    """What a layer did, what it has, its twin, which does once what the layer does ``often``, and the sizes of its
-    inputs and outputs in a step.
+    """Work of a layer, of its every product, and of its twin, and the sizes of its inputs and outputs in a step.
+
+    The twin does once what the layer does ``often`` times.
     """
     every, once = [{name: count / samples for name, count in each.items()} for each in totals]
     twin = {name: (value - once.get(name, 0)) / often + once.get(name, 0) for name, value in every.items()}

@@ -159,12 +159,12 @@ class Checkpointed(nn.Module):
         layers, size = layers_in_turn(self.module), self.every
         if not layers:
             return [self.module]
-        made: Any = vars(self).get("_chains")
-        if made is None or made[0] != layers:
-            made = layers, [nn.Sequential(*layers[begin : begin + size]) for begin in range(0, len(layers), size)]
-            vars(self)["_chains"] = made
+        chains: Any = vars(self).get("_chains")
+        if chains is None or chains[0] != layers:
+            chains = layers, [nn.Sequential(*layers[begin : begin + size]) for begin in range(0, len(layers), size)]
+            vars(self)["_chains"] = chains
             vars(self).pop("_runs", None)
-        return made[1]  # type: ignore[no-any-return]  # chains
+        return chains[1]  # type: ignore[no-any-return]  # chains
 
     def _run(self, number: int, group: Callable[..., Any], compiled: Optional[Dict[str, Any]]) -> Callable[..., Any]:
         """A group, compiled by itself."""
@@ -278,12 +278,12 @@ class Grouped(Checkpointed):
     @property
     def plan(self) -> Plan:
         """The steps of the network as it is now, made anew after modules, forwards, hooks or numbers of it changed."""
-        made: Any = vars(self).get("_plan")
-        if made is None or made[0] != _form(self.module, made[1].followed):
+        planned: Any = vars(self).get("_plan")
+        if planned is None or planned[0] != _form(self.module, planned[1].followed):
             plan = _planned(self.module)
-            made = vars(self)["_plan"] = _form(self.module, plan.followed), plan
+            planned = vars(self)["_plan"] = _form(self.module, plan.followed), plan
             vars(self).pop("_runs", None)
-        return made[1]  # type: ignore[no-any-return]  # a plan
+        return planned[1]  # type: ignore[no-any-return]  # a plan
 
     def _in_words(self) -> List[str]:
         kept = vars(self).get("_kept", {})

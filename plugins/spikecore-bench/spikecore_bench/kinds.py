@@ -29,7 +29,7 @@ class Through(nn.Module):
         self.function = function
 
     def forward(self, x: Tensor) -> Tensor:
-        """What the function gives."""
+        """The function's result."""
         return self.function(x)
 
 

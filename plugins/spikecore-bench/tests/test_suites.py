@@ -170,9 +170,9 @@ def test_a_network_has_its_own_neuron(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(networks, "NETWORKS", {"fc": network})
     with installed(Mutant):
         rows = ran(replace(TINY, suites=("networks",), networks=("fc",), forms=("eager", "channels-last"))).rows
-    found = {row.implementation: row.status for row in rows}
-    assert found["torch by hand, channels-last"] == found["ReLU by hand, channels-last"] == found["torch"] == "ok"
-    assert found["mutant"] == "wrong"
+    status = {row.implementation: row.status for row in rows}
+    assert status["torch by hand, channels-last"] == status["ReLU by hand, channels-last"] == status["torch"] == "ok"
+    assert status["mutant"] == "wrong"
 
 
 class Counted:

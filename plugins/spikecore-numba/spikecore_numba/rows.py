@@ -90,10 +90,10 @@ def share(
     """The largest share of numbers other than 0 for which rows are added: of ``x [rows, count]``, for ``x @ table``
     ``[rows, width]``, or with ``by_columns`` for ``x.t() @ table`` ``[count, width]``. 0 for none.
     """
-    found = _estimate(rows, count, width, dtype, threads, copied, by_columns)
-    if found is None:
+    times = _estimate(rows, count, width, dtype, threads, copied, by_columns)
+    if times is None:
         return 0.0
-    dense, own, added = found
+    dense, own, added = times
     largest = min(LARGEST, (MARGIN * dense - own) / added)
     return 0.0 if dense < SHORT and largest < ANY else max(0.0, largest)
 
@@ -103,8 +103,8 @@ def pays_for_bits(rows: int, count: int, width: int, dtype: torch.dtype, threads
     """True if output and gradient of the weight by rows save what it takes to keep ``x [rows, count]`` as bits."""
     saved = 0.0
     for by_columns in (False, True):
-        found = _estimate(rows, count, width, dtype, threads, False, by_columns)
-        dense, own, added = found or (0.0, 0.0, 0.0)
+        times = _estimate(rows, count, width, dtype, threads, False, by_columns)
+        dense, own, added = times or (0.0, 0.0, 0.0)
         saved += max(0.0, dense - own - TYPICAL * added)
     return saved > BITS_CALL + BITS * rows * count
 
